@@ -1,0 +1,1 @@
+"""Predictors on the KServe SDK: one module per stage."""

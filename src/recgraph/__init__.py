@@ -1,0 +1,1 @@
+"""recgraph: the online inference of a recommender as a KServe InferenceGraph."""

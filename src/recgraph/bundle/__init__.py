@@ -1,0 +1,1 @@
+"""Bundles: everything that was trained together, as one directory."""

@@ -1,0 +1,1 @@
+"""Features: schema, packed blobs, readers, and the assembly of model inputs."""

@@ -1,0 +1,1 @@
+"""The InferenceGraph manifest and the local router that runs it."""

@@ -1,0 +1,1 @@
+"""One machine: an embedded Redis and every stage as a process of its own."""

@@ -1,0 +1,1 @@
+"""The models of the stages, as the predictors run them."""

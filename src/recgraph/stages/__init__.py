@@ -1,0 +1,1 @@
+"""The logic of every stage, without a server: envelope in, envelope out."""

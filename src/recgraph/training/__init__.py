@@ -1,0 +1,1 @@
+"""Training: from events and point-in-time features to a bundle."""

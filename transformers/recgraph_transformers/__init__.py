@@ -1,0 +1,1 @@
+"""Transformers on the KServe SDK: one module per stage, and what they share."""
