@@ -1,0 +1,12 @@
+"""The `recgraph` command. Every group of commands is a module of this package."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
