@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from recgraph.cli import data
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:
