@@ -132,7 +132,10 @@ def coarse_inputs(
 def fine_inputs(
     user_id: str, item_ids: Sequence[str], user_blocks: Blocks, item_blocks: Blocks, context: Context
 ) -> Tensors:
-    """Inputs of fine: ids, category and creator as object[N] of bytes, `item_dense` f32[N, I], the user's clicks."""
+    """Inputs of fine: ids, category and creator as object[N] of bytes, `item_dense` f32[N, I], and the user's.
+
+    The user's are those of recall and `clicks_category` object[L].
+    """
     profile = item_blocks["item_profile"]
     values = _item_values(user_blocks, item_blocks, context)
     return {
@@ -141,6 +144,7 @@ def fine_inputs(
         "item_id": encode(item_ids),
         "category": encode(_column(profile, "category")),
         "creator": encode(_column(profile, "creator")),
+        "clicks_category": encode(_list(user_blocks["user_clicks"], "categories")[:MAX_CLICKS]),
         "item_dense": _stack(values, ITEM_FEATURES, len(item_ids)),
     }
 
