@@ -40,8 +40,9 @@ class ViewBlock:
 
     Scalars are arrays of length `rows`: float32, float64, int64, or object (of str) for text. Where an entity is
     missing, its blob stale, or a value null, the column holds NaN, 0, "" or an empty list, and the masks say so:
-    `missing` (nothing stored), `stale` (older than the view's ttl; its values are withheld), `nulls` (per field).
-    `event_time_us` is microseconds since the epoch, 0 where missing.
+    `missing` (nothing stored), `stale` (older than the view's ttl; its values are withheld), `nulls` (per field: the
+    value is not there, for whichever of the three reasons). `event_time_us` is microseconds since the epoch, 0 where
+    missing. The arrays may be shared between columns and blocks: do not write into them.
     """
 
     rows: int
@@ -60,7 +61,8 @@ class FeatureReader(Protocol):
     ) -> dict[str, ViewBlock]:
         """Blocks by the view's role (`item_stats`, not `item_stats_v1`).
 
-        `now_s` is the data clock's time, for the ttl. Raises StageFailure("features_timeout" or
-        "features_unavailable") and never waits longer than `timeout_s` seconds.
+        `now_s` is the data clock's time, for the ttl. Raises StageFailure("features_timeout", "features_unavailable",
+        or "features_schema" where a view was stored with another schema) and never waits longer than `timeout_s`
+        seconds.
         """
         ...
