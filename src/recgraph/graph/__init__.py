@@ -1,1 +1,1 @@
-"""The InferenceGraph manifest and the local router that runs it."""
+"""KServe's InferenceGraph: its manifest, and a router for one machine that behaves like KServe's."""
