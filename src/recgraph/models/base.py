@@ -13,7 +13,10 @@ Tensors = dict[str, npt.NDArray[Any]]
 class StageModel(Protocol):
     """The model of one stage, as a predictor holds it. `predict` may be called from several threads at once."""
 
-    bundle_version: str
+    @property
+    def bundle_version(self) -> str:
+        """The version of the bundle that the model came with."""
+        ...
 
     def predict(self, inputs: Tensors) -> Tensors:
         """One forward pass for the whole batch."""

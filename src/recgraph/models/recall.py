@@ -1,0 +1,100 @@
+"""Recall: from a user's clicks and values to candidates, by nearest vectors and by item-to-item neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recgraph.bundle import Bundle, IdMap
+from recgraph.models.base import StageModel, Tensors, text_list
+from recgraph.models.index import ItemIndex
+from recgraph.models.item_to_item import ItemToItem
+from recgraph.models.towers import Towers
+
+Floats = npt.NDArray[np.float32]
+
+VECTORS = "vectors.npy"
+BASES = "bases.npy"
+
+
+def item_vectors(bundle: Bundle) -> Floats:
+    """Unit vectors of all items by row, f32[N, D], memory-mapped; zero rows do not occur."""
+    return np.asarray(np.load(bundle.stage_dir("recall") / VECTORS, mmap_mode="r"))
+
+
+@dataclass(frozen=True)
+class RecallModel:
+    """Everything recall needs of a bundle. `bases` f32[N, E] stand for items in a user's history."""
+
+    bundle_version: str
+    ids: IdMap
+    towers: Towers
+    bases: Floats
+    index: ItemIndex
+    item_to_item: ItemToItem
+
+    @classmethod
+    def open(cls, folder: Path, ids: IdMap, version: str, threads: int) -> RecallModel:
+        """Load from the `recall` folder of a bundle, also of one that is still being built."""
+        vectors = np.asarray(np.load(folder / VECTORS, mmap_mode="r"))
+        return cls(
+            bundle_version=version,
+            ids=ids,
+            towers=Towers.load(folder),
+            bases=np.asarray(np.load(folder / BASES, mmap_mode="r")),
+            index=ItemIndex.load(folder, vectors, threads=threads),
+            item_to_item=ItemToItem.load(folder),
+        )
+
+    def predict(self, inputs: Tensors) -> Tensors:
+        """Candidates of one user, best first.
+
+        In: `clicks_id` object[L] newest first, `clicks_age_s` f32[L], `user_dense` f32[1, U], `ann_k` and `i2i_k`
+        int32[1]. Out: `ann_id` object[K], `ann_score` f32[K], `i2i_id`, `i2i_score`, `user_embedding` f32[1, D].
+        Clicks of unknown items count for nothing.
+        """
+        history = self.ids.rows(text_list(inputs["clicks_id"]))
+        ages = inputs["clicks_age_s"].astype(np.float32, copy=False)
+        user = self.embed(history, ages, inputs["user_dense"])
+        ann_scores, ann_rows = self._nearest(user, int(inputs["ann_k"][0]))
+        i2i_rows, i2i_scores = self.item_to_item.recall(history, ages, int(inputs["i2i_k"][0]))
+        return {
+            "ann_id": self._texts(ann_rows),
+            "ann_score": ann_scores,
+            "i2i_id": self._texts(i2i_rows),
+            "i2i_score": i2i_scores,
+            "user_embedding": user,
+        }
+
+    @torch.inference_mode()
+    def embed(self, history: npt.NDArray[np.int64], ages_s: Floats, user_dense: Floats) -> Floats:
+        """The user's unit vector, f32[1, D]; `history` holds item rows, -1 for unknown ones."""
+        known = history >= 0
+        rows, ages = history[known], ages_s[known]
+        clicks = torch.from_numpy(np.ascontiguousarray(self.bases[rows]))[None]
+        mask = torch.ones((1, len(rows)), dtype=torch.bool)
+        dense = torch.from_numpy(np.ascontiguousarray(user_dense, np.float32))
+        vector: Floats = self.towers.user(clicks, torch.from_numpy(ages)[None], mask, dense).numpy()
+        return vector
+
+    def _nearest(self, user: Floats, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+        if k <= 0:
+            return np.zeros(0, np.float32), np.zeros(0, np.int64)
+        scores, rows = self.index.search(user, k)
+        return scores[0], rows[0]
+
+    def _texts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        texts = np.empty(len(rows), object)
+        texts[:] = self.ids.ids(rows)
+        return texts
+
+
+def load(bundle: Bundle, *, threads: int) -> StageModel:
+    """The recall model of a bundle; `threads` bounds torch and FAISS alike."""
+    torch.set_num_threads(threads)
+    return RecallModel.open(bundle.stage_dir("recall"), bundle.item_ids, bundle.version, threads)

@@ -1,0 +1,299 @@
+"""Training of recall: the towers, the index over the item vectors, and item-to-item neighbours.
+
+Sampled softmax over in-batch and uniform negatives with the log-Q correction (Yi et al., RecSys 2019; mixed negatives:
+Yang et al., WWW 2020): without it the positives of a batch, drawn by popularity, would teach that popular is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recgraph.data.log import DAY_US, EventLog
+from recgraph.data.progress import Progress, silent
+from recgraph.data.sequences import UserSequences
+from recgraph.data.stats import UserProfiles
+from recgraph.data.world import World
+from recgraph.features.assembly import Context, user_dense
+from recgraph.features.reader import ListColumn, ViewBlock
+from recgraph.models.index import ItemIndex
+from recgraph.models.item_to_item import ItemToItem, build_item_to_item
+from recgraph.models.recall import BASES, VECTORS
+from recgraph.models.towers import ItemContent, Towers, TowerSizes
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the training of recall can be told; the defaults suit worlds of a thousand to a million items."""
+
+    epochs: int = 6
+    batch: int = 512
+    uniform_negatives: int = 1024
+    temperature: float = 0.1
+    learning_rate: float = 3e-3
+    embedding: int = 32
+    dim: int = 64
+    max_examples: int = 200_000
+    """The newest clicks are taken; older ones say little of what is wanted now."""
+    index_queries: int = 300
+    neighbours: int = 64
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Users at moments, as recall sees them: clicks newest first as item rows, and USER_FEATURES."""
+
+    clicks: ListColumn
+    ages_s: Floats
+    """By position in `clicks.values`."""
+    dense: Floats
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What training makes of recall; `save` writes the bundle's `recall` folder."""
+
+    towers: Towers
+    bases: Floats
+    vectors: Floats
+    index: ItemIndex
+    item_to_item: ItemToItem
+
+    def save(self, folder: Path) -> None:
+        """Write weights, arrays and index."""
+        self.towers.save(folder)
+        np.save(folder / BASES, self.bases)
+        np.save(folder / VECTORS, self.vectors)
+        self.index.save(folder)
+        self.item_to_item.save(folder)
+
+
+def train_retrieval(
+    world: World, until_us: int, seed: int, config: RetrievalConfig | None = None, progress: Progress = silent
+) -> Retrieval:
+    """Fit recall on the events before `until_us` (Unix microseconds).
+
+    The index is tuned on users asked after that moment, which the towers have not seen, or on the last ones before it
+    where none follows. The same arguments give the same result.
+    """
+    config = config or RetrievalConfig()
+    log = world.log.before(until_us)
+    content, sizes = item_content(world, until_us, config)
+    examples = np.flatnonzero(log.clicked)[-config.max_examples :]
+    requests = requests_at(world, log.user_row[examples], log.time_us[examples], progress)
+    towers = _fit_towers(sizes, content, requests, log.item_row[examples].astype(np.int64), seed, config, progress)
+    blocks = list(towers.embed_items(content))
+    bases, vectors = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    progress("build the index", 0.0)
+    queries = _tuning_queries(world, until_us, towers, bases, config.index_queries)
+    index = ItemIndex.build(vectors, queries, seed=seed, threads=config.threads)
+    progress("build the index", 1.0)
+    return Retrieval(towers, bases, vectors, index, _neighbours(log, config))
+
+
+def _neighbours(log: EventLog, config: RetrievalConfig) -> ItemToItem:
+    clicks = log.select(log.clicked)
+    return build_item_to_item(
+        clicks.user_row, clicks.item_row, clicks.time_us, clicks.items, neighbours=config.neighbours
+    )
+
+
+def item_content(world: World, until_us: int, config: RetrievalConfig) -> tuple[ItemContent, TowerSizes]:
+    """What the item tower sees of every item, and the table sizes.
+
+    Ids clicked less than twice and creators without a click before `until_us` are unknown (row 0): their embeddings
+    would be noise.
+    """
+    log = world.log.before(until_us)
+    clicks = np.bincount(log.item_row[log.clicked], minlength=log.items)
+    known = clicks >= 2
+    creator = world.creator_code.astype(np.int64)
+    creator_clicks = np.bincount(creator, weights=clicks)
+    content = ItemContent(
+        id_row=np.where(known, np.cumsum(known), 0),
+        creator=np.where(creator_clicks > 0, np.cumsum(creator_clicks > 0), 0)[creator],
+        categories=np.asarray(world.categories.values, np.int64) + 1,
+        offsets=world.categories.offsets,
+        age_days=np.maximum((until_us - world.publish_us) / DAY_US, 0).astype(np.float32),
+    )
+    sizes = TowerSizes(
+        ids=int(known.sum()) + 1,
+        categories=len(world.category_names) + 1,
+        creators=int((creator_clicks > 0).sum()) + 1,
+        embedding=config.embedding,
+        output=config.dim,
+    )
+    return content, sizes
+
+
+def requests_at(
+    world: World, user_rows: npt.NDArray[np.integer], times_us: Ints, progress: Progress = silent
+) -> Requests:
+    """Users as they were just before a moment: the event at that very moment does not count."""
+    before = times_us - 1
+    clicks = UserSequences.clicks(world.log).as_of(user_rows, before)
+    lengths = np.diff(clicks.item_row.offsets)
+    ages = np.repeat(times_us / 1e6, lengths) - clicks.time_s.values.astype(np.float64)
+    dense = _dense_rows(world, user_rows, times_us, lengths, progress)
+    return Requests(clicks.item_row, np.maximum(ages, 0.0).astype(np.float32), dense)
+
+
+def _dense_rows(
+    world: World, user_rows: npt.NDArray[np.integer], times_us: Ints, clicks: Ints, progress: Progress
+) -> Floats:
+    """USER_FEATURES by the function that serving uses, row by row."""
+    columns = UserProfiles(world).as_of(user_rows, times_us - 1)
+    rows = []
+    for row, time in enumerate(times_us):
+        known = np.array([columns["first_event_time"][row] == 0])  # type: ignore[index]
+        profile = {name: _one_row(column, row) for name, column in columns.items()}
+        history = ListColumn(np.full(clicks[row], "", object), np.array([0, clicks[row]]))
+        blocks = {"user_profile": _block(profile, known), "user_clicks": _block({"item_ids": history}, known)}
+        rows.append(user_dense(blocks, Context.at(time / 1e6)))
+        if row % 5000 == 0:
+            progress("read the users' features", row / len(times_us))
+    return np.concatenate(rows)
+
+
+def _one_row(column: npt.NDArray[np.generic] | ListColumn, row: int) -> npt.NDArray[np.generic] | ListColumn:
+    if isinstance(column, ListColumn):
+        values = column.row(row)
+        return ListColumn(values, np.array([0, len(values)]))
+    return column[row : row + 1]
+
+
+def _block(columns: dict[str, npt.NDArray[np.generic] | ListColumn], missing: npt.NDArray[np.bool_]) -> ViewBlock:
+    return ViewBlock(1, columns, missing, np.zeros(1, np.bool_), np.zeros(1, np.int64))
+
+
+def padded(requests: Requests, rows: Ints) -> tuple[Ints, Floats, npt.NDArray[np.bool_]]:
+    """Click rows int64[B, L], ages and mask of some requests, as wide as the longest of them; 0 where masked."""
+    begin = requests.clicks.offsets[rows]
+    lengths = requests.clicks.offsets[rows + 1] - begin
+    width = max(1, int(lengths.max(initial=0)))
+    mask = np.arange(width) < lengths[:, None]
+    positions = np.where(mask, begin[:, None] + np.arange(width), 0)
+    if not len(requests.ages_s):
+        return np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32), mask
+    values = np.asarray(requests.clicks.values, np.int64)[positions]
+    return np.where(mask, values, 0), np.where(mask, requests.ages_s[positions], 0), mask
+
+
+@torch.inference_mode()
+def embed_users(towers: Towers, bases: Floats, requests: Requests) -> Floats:
+    """Unit vectors f32[R, D] of all requests."""
+    parts = []
+    for rows in _batches(np.arange(len(requests)), 1024):
+        clicks, ages, mask = padded(requests, rows)
+        dense = torch.from_numpy(requests.dense[rows])
+        history = torch.from_numpy(bases[clicks])
+        parts.append(towers.user(history, torch.from_numpy(ages), torch.from_numpy(mask), dense).numpy())
+    return np.concatenate(parts)
+
+
+def _fit_towers(
+    sizes: TowerSizes,
+    content: ItemContent,
+    requests: Requests,
+    positives: Ints,
+    seed: int,
+    config: RetrievalConfig,
+    progress: Progress,
+) -> Towers:
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(seed)
+    towers = Towers(sizes)
+    towers.user.fit_scale(requests.dense)
+    fit = _Fit(towers, content, requests, positives, seed, config)
+    order = np.random.default_rng(seed)
+    steps = config.epochs * max(1, -(-len(positives) // config.batch))
+    optimizer = torch.optim.Adam(towers.parameters(), lr=config.learning_rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.learning_rate, total_steps=steps)
+    for epoch in range(config.epochs):
+        for rows in _batches(order.permutation(len(positives)), config.batch):
+            optimizer.zero_grad()
+            fit.loss(rows).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        progress("train the towers", (epoch + 1) / config.epochs)
+    return towers.eval()
+
+
+class _Fit:
+    """The loss of a batch, with everything it needs."""
+
+    def __init__(
+        self,
+        towers: Towers,
+        content: ItemContent,
+        requests: Requests,
+        positives: Ints,
+        seed: int,
+        config: RetrievalConfig,
+    ) -> None:
+        self.towers, self.content, self.requests, self.positives, self.config = (
+            towers, content, requests, positives, config,
+        )  # fmt: skip
+        self.rng = np.random.default_rng(seed + 1)
+        self.generator = torch.Generator().manual_seed(seed)
+        share = np.bincount(positives, minlength=len(content)) / len(positives)
+        # How often an item is expected among the negatives of a batch: by popularity and uniformly.
+        self.log_q = np.log(config.batch * share + config.uniform_negatives / len(content), dtype=np.float64).astype(
+            np.float32
+        )
+
+    def loss(self, rows: Ints) -> Tensor:
+        """Mean softmax loss of the examples `rows`."""
+        clicks, ages, mask = padded(self.requests, rows)
+        positive = self.positives[rows]
+        negative = self.rng.integers(0, len(self.content), self.config.uniform_negatives)
+        items, where = np.unique(np.concatenate([positive, negative, clicks.ravel()]), return_inverse=True)
+        base = self.towers.item.base(self.content.take(items), self.generator)
+        candidates = len(positive) + len(negative)
+        vectors = self.towers.item.vectors(base[torch.from_numpy(where[:candidates])])
+        history = base[torch.from_numpy(where[candidates:].reshape(clicks.shape))]
+        dense = torch.from_numpy(self.requests.dense[rows])
+        users = self.towers.user(history, torch.from_numpy(ages), torch.from_numpy(mask), dense)
+        shown = np.concatenate([positive, negative])
+        logits = users @ vectors.T / self.config.temperature - torch.from_numpy(self.log_q[shown])
+        same = positive[:, None] == shown
+        same[np.arange(len(positive)), np.arange(len(positive))] = False
+        logits = logits.masked_fill(torch.from_numpy(same), -1e9)
+        return functional.cross_entropy(logits, torch.arange(len(positive)))
+
+
+def _batches(rows: Ints, size: int) -> Iterator[Ints]:
+    for begin in range(0, len(rows), size):
+        yield rows[begin : begin + size]
+
+
+def _tuning_queries(world: World, until_us: int, towers: Towers, bases: Floats, count: int) -> Floats:
+    """Vectors of users at their first event after the training events."""
+    users, times = first_requests(world.log, until_us)
+    if not len(users):
+        last = slice(max(0, len(world.log) - count), None)
+        users, times = world.log.user_row[last].astype(np.int64), world.log.time_us[last]
+    step = max(1, len(users) // count)
+    return embed_users(towers, bases, requests_at(world, users[::step][:count], times[::step][:count]))
+
+
+def first_requests(log: EventLog, since_us: int) -> tuple[Ints, Ints]:
+    """Every user who comes at or after a moment, and when it is first: user rows and times, by user."""
+    later = log.select(slice(int(np.searchsorted(log.time_us, since_us, side="left")), None))
+    users, first = np.unique(later.user_row, return_index=True)
+    return users.astype(np.int64), later.time_us[first]
