@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable
 from typing import Any, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import hiredis
 import redis.asyncio as redis_asyncio
@@ -14,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from recgraph.errors import StageFailure
+from recgraph.errors import DataError, StageFailure
 
 T = TypeVar("T")
 
@@ -28,12 +29,34 @@ def redis_url(address: str) -> str:
         return address
     host, *options = address.split(",")
     parameters = dict(option.split("=", 1) for option in options)
-    user, password = parameters.pop("username", ""), parameters.pop("password", "")
-    login = f"{user}:{password}@" if password else ""
+    user, password = (parameters.pop(name, "").strip('"') for name in ("username", "password"))
+    login = f"{quote(user)}:{quote(password, safe='')}@" if password else ""
     database = parameters.pop("db", "0")
     scheme = "rediss" if parameters.pop("ssl", "false").lower() == "true" else "redis"
     query = f"?{urlencode(parameters)}" if parameters else ""
     return f"{scheme}://{login}{host}/{database}{query}"
+
+
+def feast_connection(address: str) -> str:
+    """`address` in Feast's form `host:port[,k=v]...`, which is that already or a redis:// URL."""
+    if "://" not in address:
+        return address
+    url = urlsplit(address)
+    options = dict(parse_qsl(url.query))
+    if url.path.strip("/"):
+        options["db"] = url.path.strip("/")
+    if url.scheme == "rediss":
+        options["ssl"] = "true"
+    # Feast decodes values as JSON: without the quotes a password of digits becomes a number.
+    if url.username:
+        options["username"] = json.dumps(unquote(url.username))
+    if url.password:
+        options["password"] = json.dumps(unquote(url.password))
+    if any("," in value for value in options.values()):
+        raise DataError(
+            "Feast's connection string cannot carry a comma, and the Redis URL has one in its password or query"
+        )
+    return ",".join([f"{url.hostname}:{url.port or 6379}", *(f"{name}={value}" for name, value in options.items())])
 
 
 class _FastPacking:
