@@ -1,0 +1,73 @@
+"""Pools as the stages see them: in memory, refreshed behind the requests, with the bundle's snapshot behind that."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from recgraph.bundle.store import Pools
+from recgraph.cache import Cache, PoolKind
+from recgraph.errors import StageFailure
+
+_LIMIT: Final = 5_000
+_REFRESH_TIMEOUT_S: Final = 1.0
+
+
+class PoolSource(Protocol):
+    """Where recall gets its hot and fresh candidates."""
+
+    async def pool(self, scene: str, kind: PoolKind, limit: int, timeout_s: float) -> list[str]:
+        """At most `limit` item ids, best first. Never raises for a fault of a dependency; empty if there is none."""
+        ...
+
+
+@dataclass
+class _Entry:
+    items: list[str]
+    loaded_at: float
+    refresh: asyncio.Task[None] | None = None
+
+
+class CachedPools:
+    """Pools of the cache Redis, held in memory for `refresh_s` and then refreshed in the background.
+
+    A request waits for Redis only the first time a pool is asked for. While Redis is gone the last good version stays,
+    and before there is one, the bundle's snapshot.
+    """
+
+    def __init__(
+        self, cache: Cache, snapshot: Pools, *, refresh_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cache = cache
+        self._snapshot = snapshot
+        self._refresh_s = refresh_s
+        self._monotonic = monotonic
+        self._entries: dict[tuple[str, PoolKind], _Entry] = {}
+
+    async def pool(self, scene: str, kind: PoolKind, limit: int, timeout_s: float) -> list[str]:
+        """See PoolSource. With `timeout_s` <= 0 only what is in memory or in the bundle is used."""
+        entry = self._entries.get((scene, kind))
+        if entry is None:
+            if timeout_s <= 0:
+                return self._of_bundle(scene, kind)[:limit]
+            entry = _Entry(self._of_bundle(scene, kind), self._monotonic())
+            self._entries[scene, kind] = entry
+            await self._load(scene, kind, entry, timeout_s)
+        elif self._monotonic() - entry.loaded_at > self._refresh_s and (entry.refresh is None or entry.refresh.done()):
+            entry.refresh = asyncio.get_running_loop().create_task(self._load(scene, kind, entry, _REFRESH_TIMEOUT_S))
+        return entry.items[:limit]
+
+    async def _load(self, scene: str, kind: PoolKind, entry: _Entry, timeout_s: float) -> None:
+        try:
+            items = await self._cache.pool(scene, kind, _LIMIT, timeout_s)
+        except StageFailure:
+            items = []
+        entry.loaded_at = self._monotonic()
+        if items:
+            entry.items = items
+
+    def _of_bundle(self, scene: str, kind: PoolKind) -> list[str]:
+        return [item for item, _ in self._snapshot.get(scene, {}).get(kind, [])]

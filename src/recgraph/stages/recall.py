@@ -1,0 +1,156 @@
+"""Recall: from the whole catalogue to the 1-2k candidates that a user might want now."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from recgraph.cache import PoolKind
+from recgraph.errors import StageFailure
+from recgraph.features.assembly import Blocks, recall_inputs
+from recgraph.features.reader import ListColumn
+from recgraph.stages.base import Outcome, Run, Stage
+from recgraph.stages.guard import Tensors
+from recgraph.stages.merge import Merged, by_quota, clean
+
+_OVERFETCH: Final = 1.3
+"""Channels overlap and lose items to the filters; without a surplus there is nothing to fill unused quota with."""
+_SEEN_ALLOWANCE: Final = 200
+_LAST_RESULT_MS: Final = 3.0
+_FIRST: Final = 1_000_000
+"""A quota so large that every pinned item stands before all others."""
+
+
+class RecallStage(Stage):
+    """Merges the ANN index, item-to-item, the hot and the fresh pool by quota; pinned items come first.
+
+    Falls back to the user's last result, then to the hot pool, then to the operator's fixed list.
+    """
+
+    name = "recall"
+    needs_items = False
+
+    async def work(self, run: Run) -> Outcome:
+        """Reads the user, asks the index and the pools, filters and merges."""
+        user_blocks = await self.read(run, "user", [run.user_id])
+        seen = _seen(user_blocks) if run.scene.filters.seen else frozenset()
+        inputs = await self.offload(lambda: recall_inputs(user_blocks, run.context))
+        surplus = min(len(seen), _SEEN_ALLOWANCE)
+        quotas = run.scene.recall
+        inputs["ann_k"] = np.array([fetch(quotas.ann, surplus)], np.int32)
+        inputs["i2i_k"] = np.array([fetch(quotas.i2i, surplus)], np.int32)
+        outputs, hot, fresh = await asyncio.gather(
+            self.predict(run, inputs), self._pool(run, "hot", surplus), self._pool(run, "fresh", surplus)
+        )
+        channels = {
+            "pin": [pin.item_id for pin in run.scene.rules.pin],
+            "ann": _ids(outputs, "ann_id") if quotas.ann else [],
+            "i2i": _ids(outputs, "i2i_id") if quotas.i2i else [],
+            "hot": hot,
+            "fresh": fresh,
+        }
+        return await self._merge(run, channels, seen)
+
+    async def fallback(self, run: Run, reason: str) -> Outcome:
+        """The last result, the hot pool, or the fixed list: the first that has anything left after the blocklist."""
+        for action, items in (
+            ("last_result", await self._last_result(run)),
+            ("hot_pool", await self._hot(run)),
+            ("fixed_pool", list(run.scene.pools.fixed)),
+        ):
+            cleaned, removed = clean({action: items}, [("blocked", run.scene.filters.blocklist)])
+            merged = by_quota(cleaned, {}, run.scene.recall.total)
+            if merged.items:
+                run.degrade(self.name, reason, action)
+                return _outcome(merged, removed)
+        run.degrade(self.name, reason, "empty")
+        return Outcome([], sources=[])
+
+    async def _merge(self, run: Run, channels: dict[str, list[str]], seen: frozenset[str]) -> Outcome:
+        pinned = frozenset(channels["pin"])
+        rules = [("invalid", ("",)), ("blocked", run.scene.filters.blocklist), ("seen", seen - pinned)]
+        cleaned, removed = await self.offload(lambda: clean(channels, rules))
+        gone = await self._unavailable(run, [item for ids in cleaned.values() for item in ids])
+        if gone:
+            removed["unavailable"] = [item for ids in cleaned.values() for item in ids if item in gone]
+            cleaned = {name: [item for item in ids if item not in gone] for name, ids in cleaned.items()}
+        quotas = {**run.scene.recall.model_dump(), "pin": _FIRST}
+        merged = by_quota(cleaned, quotas, run.scene.recall.total)
+        return _outcome(merged, removed)
+
+    async def _unavailable(self, run: Run, items: Sequence[str]) -> frozenset[str]:
+        """Which of the items are marked as not available. Unknown items pass: a new item has no profile yet."""
+        if not run.scene.filters.unavailable or not self.deps.bundle.features.of_stage(self.name, "item"):
+            return frozenset()
+        try:
+            blocks = await self.read(run, "item", items)
+        except StageFailure as failure:
+            run.degrade(self.name, failure.reason, "availability_unchecked")
+            return frozenset()
+        return unavailable(blocks, items)
+
+    async def _pool(self, run: Run, kind: PoolKind, surplus: int) -> list[str]:
+        quota: int = getattr(run.scene.recall, kind)
+        if not quota:
+            return []
+        scene = run.scene.pools.scene or run.envelope.user.scene
+        return await self.deps.pools.pool(scene, kind, fetch(quota, surplus), run.read_ms() / 1000.0)
+
+    async def _hot(self, run: Run) -> list[str]:
+        scene = run.scene.pools.scene or run.envelope.user.scene
+        # No waiting: what is in memory or in the bundle.
+        return await self.deps.pools.pool(scene, "hot", run.scene.recall.total, 0.0)
+
+    async def _last_result(self, run: Run) -> list[str]:
+        envelope = run.envelope
+        try:
+            return await self.deps.guard.call(
+                "cache",
+                lambda timeout_s: self.deps.cache.last_result(run.user_id, envelope.user.scene, timeout_s),
+                min(run.left_ms(), _LAST_RESULT_MS),
+            )
+        except StageFailure:
+            return []
+
+
+def fetch(quota: int, surplus: int) -> int:
+    """How many candidates to ask of a channel for its quota; 0 for a channel that is switched off."""
+    return math.ceil(quota * _OVERFETCH) + surplus if quota else 0
+
+
+def unavailable(blocks: Blocks, items: Sequence[str]) -> frozenset[str]:
+    """The items whose profile says `available` 0. Without a profile, or with a null, an item counts as available."""
+    profile = blocks.get("item_profile")
+    column = profile.columns.get("available") if profile is not None else None
+    if profile is None or column is None or isinstance(column, ListColumn):
+        return frozenset()
+    known = ~(profile.missing | profile.stale)
+    if "available" in profile.nulls:
+        known &= ~profile.nulls["available"]
+    rows = np.flatnonzero(known & (np.asarray(column) == 0))
+    return frozenset(items[row] for row in rows.tolist())
+
+
+def _seen(blocks: Blocks) -> frozenset[str]:
+    block = blocks.get("user_seen")
+    column = block.columns["item_ids"] if block is not None else None
+    return frozenset(column.row(0).tolist()) if isinstance(column, ListColumn) else frozenset()
+
+
+def _ids(outputs: Tensors, name: str) -> list[str]:
+    """A channel's ids as text. Raises StageFailure where the predictor did not answer what it should."""
+    ids = outputs.get(name)
+    if ids is None or ids.ndim != 1 or ids.dtype != object:
+        raise StageFailure("predictor_bad_output", f"expected bytes {name}[K]")
+    try:
+        return [value.decode() for value in ids.tolist()]
+    except (AttributeError, UnicodeDecodeError) as error:
+        raise StageFailure("predictor_bad_output", f"{name}: {error}") from error
+
+
+def _outcome(merged: Merged, removed: dict[str, list[str]]) -> Outcome:
+    return Outcome(items=merged.items, sources=merged.sources, removed={**removed, **merged.removed})
