@@ -140,7 +140,7 @@ class ViewCodec:
             present = [self._empty if blob is None else blob for blob in blobs]
         head = self._heads(present)
         time_us = head["time"].astype(np.int64)
-        stale = self._stale(time_us, missing, now_s)
+        stale = stale_rows(self.view, time_us, missing, now_s)
         if stale.any():
             present = [self._empty if old else blob for blob, old in zip(present, stale.tolist(), strict=True)]
             head = self._heads(present)
@@ -166,13 +166,6 @@ class ViewCodec:
                 "a changed view needs a new name (_v2) and a materialization",
             )
         return head
-
-    def _stale(self, time_us: npt.NDArray[np.int64], missing: Mask, now_s: float) -> Mask:
-        if not self.view.ttl_s:
-            return np.zeros(len(time_us), dtype=np.bool_)
-        oldest = round(now_s * _MICROSECONDS) - self.view.ttl_s * _MICROSECONDS
-        stale: Mask = (time_us < oldest) & ~missing
-        return stale
 
     def _scalar_columns(self, head: npt.NDArray[np.void]) -> dict[str, Column]:
         columns: dict[str, Column] = {}
@@ -237,6 +230,15 @@ class ViewCodec:
 def codec_of(view: ViewSchema) -> ViewCodec:
     """The codec of a view, made once per process."""
     return ViewCodec(view)
+
+
+def stale_rows(view: ViewSchema, time_us: Ints, missing: Mask, now_s: float) -> Mask:
+    """Which rows are older than the view's ttl; one exactly as old is not (as in Feast's offline joins)."""
+    if not view.ttl_s:
+        return np.zeros(len(time_us), dtype=np.bool_)
+    oldest = round(now_s * _MICROSECONDS) - view.ttl_s * _MICROSECONDS
+    stale: Mask = (time_us < oldest) & ~missing
+    return stale
 
 
 def offsets_of(counts: Ints) -> Ints:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recgraph.errors import DataError
-from recgraph.features.offline_columns import Index, Ints, Mask, OfflineColumn, load_column
+from recgraph.features.offline_columns import Index, Ints, load_columns
 from recgraph.features.reader import Column, ViewBlock
 from recgraph.features.schema import Entity, ViewSchema
 
@@ -67,9 +67,7 @@ class OfflineTable:
         self._keys = (codes * self._stride + ranks)[self._order]
         self._first = np.searchsorted(self._keys, np.arange(len(self._codes)) * self._stride)
         self._event, self._created = event, created[self._order]
-        self._columns: dict[str, OfflineColumn] = {
-            field.name: load_column(field, table[field.name], path) for field in view.fields
-        }
+        self._columns = load_columns(view, table, path)
 
     def read(self, ids: Sequence[str], times_us: Ints) -> ViewBlock:
         """The block of `ids`, each as of its own time."""
@@ -80,11 +78,10 @@ class OfflineTable:
         if self._view.ttl_s:
             stale = (event < times_us - self._view.ttl_s * _MICROSECONDS) & ~missing
         index = Index.of(np.where(stale, -1, rows))
-        columns: dict[str, Column] = {}
-        nulls: dict[str, Mask] = {}
-        for name, column in self._columns.items():
-            columns[name], nulls[name] = column.take(index)
-        return ViewBlock(len(rows), columns, missing, stale, event, nulls)
+        taken = {name: pair for columns in self._columns for name, pair in columns.take(index).items()}
+        names = [field.name for field in self._view.fields]
+        columns: dict[str, Column] = {name: taken[name][0] for name in names}
+        return ViewBlock(len(rows), columns, missing, stale, event, {name: taken[name][1] for name in names})
 
     def _rows(self, ids: Sequence[str], times_us: Ints) -> Ints:
         """The row of each (entity, time), -1 where nothing was known yet."""
