@@ -1,0 +1,221 @@
+"""`up`, `down` and `status` of the local graph in a workspace."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+import yaml
+
+from recgraph.bundle.store import Bundle, latest
+from recgraph.cache import publish_pools
+from recgraph.local.plan import HOST, Cluster, plans
+from recgraph.local.state import ProcessRecord, State, forget_state, load_state, record, save_state
+from recgraph.local.supervise import LocalError, check_alive, is_ready, memory_bytes, start, stop, wait_ready
+from recgraph.redis_process import RedisProcess, start_redis
+
+Report = Callable[[str], None]
+GRACE_S: Final = 10.0
+CACHES_MB: Final = 256
+FEATURES, CACHES = "redis-features", "redis-caches"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `up` is asked for. `bundle` None takes the newest, `scenes` None the workspace's scenes.yaml."""
+
+    home: Path
+    graph: Path
+    port: int = 8080
+    bundle: Path | None = None
+    scenes: Path | None = None
+    wall_clock: bool = False
+    timeout_s: float = 180.0
+
+    @property
+    def run(self) -> Path:
+        """The folder of state, logs and Redis data."""
+        return self.home / "run"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of `status`. `state` is up, starting (alive, not ready) or dead."""
+
+    name: str
+    pid: int
+    port: int
+    state: str
+    memory_mib: float
+    uptime_s: float
+    log: str
+
+
+def up(options: Options, report: Report) -> State:
+    """Starts what is not running yet and returns when everything is ready.
+
+    Raises LocalError, BundleError or DataError; then nothing that was started here is left running.
+    """
+    with _locked(options.run):
+        running = _running(options, report)
+        if running is not None:
+            return running
+        _check_port(options.port)
+        bundle = Bundle.open(options.bundle or latest(options.home / "bundles"))
+        started: list[ProcessRecord] = []
+        try:
+            return _start_all(options, bundle, started, report)
+        except BaseException:  # an interrupt must not leave processes behind either
+            _stop_in_order(started, report)
+            forget_state(options.run)
+            raise
+
+
+def down(home: Path, report: Report) -> list[str]:
+    """Stops what `up` started and returns the names of what was running; a second call finds nothing to do."""
+    run = home / "run"
+    with _locked(run):
+        state = load_state(run)
+        if state is None:
+            return []
+        running = [one.name for one in state.alive()]
+        _stop_in_order(state.processes, report)
+        forget_state(run)
+        return running
+
+
+def status(state: State) -> list[Row]:
+    """The state of every process, in the order of starting."""
+    return [_row(one) for one in state.processes]
+
+
+def watch(state: State, stopping: Callable[[], bool]) -> None:
+    """Returns when `stopping` says so. Raises LocalError when one of the processes ends before."""
+    while not stopping():
+        check_alive(state.processes)
+        time.sleep(0.2)
+
+
+@contextmanager
+def features_redis(home: Path) -> Iterator[RedisProcess]:
+    """The online store of a workspace alone, for materialization while the graph is down."""
+    with _locked(home / "run"), start_redis(home / "run" / FEATURES, policy="noeviction", persist=True) as server:
+        yield server
+
+
+def _row(one: ProcessRecord) -> Row:
+    process = one.process()
+    if process is None:
+        return Row(one.name, one.pid, one.port, "dead", 0.0, 0.0, one.log)
+    ready = "up" if is_ready(one.ready) else "starting"
+    return Row(
+        one.name, one.pid, one.port, ready, memory_bytes(one) / 2**20, time.time() - process.create_time(), one.log
+    )
+
+
+def _running(options: Options, report: Report) -> State | None:
+    """The state, where everything already runs as asked. What is left of a broken start is stopped."""
+    state = load_state(options.run)
+    if state is None:
+        return None
+    alive = state.alive()
+    if len(alive) < len(state.processes):
+        report(f"stopping what is left of an earlier start ({len(alive)} of {len(state.processes)} processes)")
+        _stop_in_order(alive, report)
+        forget_state(options.run)
+        return None
+    wanted = options.bundle or Path(state.bundle)
+    if state.port != options.port or wanted.resolve() != Path(state.bundle):
+        raise LocalError(
+            f"the graph of {options.home} is up on port {state.port} with bundle {state.bundle_version}: "
+            "run `recgraph local down` first"
+        )
+    return state
+
+
+def _start_all(options: Options, bundle: Bundle, started: list[ProcessRecord], report: Report) -> State:
+    features = _start_redis(options.run, FEATURES, started)
+    caches = _start_redis(options.run, CACHES, started)
+    publish_pools(caches.url, bundle.pools)
+    offset = 0.0 if options.wall_clock else bundle.manifest.lineage.data_window.end - time.time()
+    cluster = Cluster(
+        bundle=bundle.path.resolve(),
+        scenes=(options.scenes or _default_scenes(options.home, bundle)).resolve(),
+        features_redis=features.url,
+        caches_redis=caches.url,
+        clock_offset_s=offset,
+        graph=options.graph.resolve(),
+        port=options.port,
+    )
+    state = State(options.port, str(cluster.bundle), bundle.version, offset, features.url, caches.url, started)
+    for plan in plans(cluster):
+        started.append(start(plan, options.run / "logs"))
+        save_state(options.run, state)  # so that `down` finds everything even if this process is killed
+    wait_ready(started, options.timeout_s, lambda name: report(f"{name} is ready"))
+    return state
+
+
+def _start_redis(run: Path, name: str, started: list[ProcessRecord]) -> RedisProcess:
+    keep = name == FEATURES
+    server = start_redis(
+        run / name,
+        policy="noeviction" if keep else "allkeys-lru",
+        maxmemory_mb=0 if keep else CACHES_MB,
+        persist=keep,
+    )
+    started.append(record(name, server.pid, port=server.port, ready=server.url, log=server.log))
+    return server
+
+
+def _stop_in_order(records: Sequence[ProcessRecord], report: Report) -> None:
+    """Router and stages first, Redis last, so that the last answers can still be recorded and the features saved."""
+    databases = [one for one in records if one.name in (FEATURES, CACHES)]
+    for group in ([one for one in records if one not in databases], databases):
+        for name in stop(group, GRACE_S):
+            report(f"{name} did not stop within {GRACE_S:.0f} s and was killed")
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise LocalError(f"cannot listen on {HOST}:{port}{_owner(port)}: {error.strerror}") from error
+
+
+def _owner(port: int) -> str:
+    """Who listens on a port, as far as this user may see it."""
+    try:
+        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        pids = {one.pid for one in listening if one.laddr and one.laddr.port == port}
+        return "".join(f" (pid {pid}, {psutil.Process(pid).name()})" for pid in pids if pid)
+    except psutil.Error:
+        return ""
+
+
+def _default_scenes(home: Path, bundle: Bundle) -> Path:
+    """The workspace's scenes.yaml; where there is none, one with the defaults for every scene of the bundle."""
+    path = home / "scenes.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump({"scenes": {scene: {} for scene in sorted(bundle.pools)}}), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """One `recgraph local` at a time in a workspace."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LocalError(f"another `recgraph local` or `recgraph demo` is at work in {run.parent}") from error
+        yield
