@@ -52,9 +52,12 @@ def make(
     """Make a seeded synthetic world."""
     from recgraph.data import synthetic, world
 
+    try:
+        size = synthetic.parameters(items, users, events, days=days, seed=seed, end=_moment("--end", end) // 1_000_000)
+    except DataError as error:
+        raise typer.BadParameter(str(error)) from error
     with _errors(), _progress() as progress:
         begun = time.perf_counter()
-        size = synthetic.parameters(items, users, events, days=days, seed=seed, end=_moment("--end", end) // 1_000_000)
         world.check_target(out)
         meta = world.save(synthetic.make_world(size, progress), out)
     _summary({"out": str(out), **msgspec.to_builtins(meta), "seconds": _since(begun)}, output)
@@ -100,11 +103,13 @@ def sources(
     from recgraph.data import sources as writer
     from recgraph.data import world as container
 
+    first = None if start is None else _moment("--start", start)
+    last = None if end is None else _moment("--end", end)
+    if first is not None and last is not None and first > last:
+        raise typer.BadParameter(f"{start} is after --end {end}", param_hint="--start")
+    cadence_us = _duration(cadence)
     with _errors(), _progress() as progress:
         begun = time.perf_counter()
-        first = None if start is None else _moment("--start", start)
-        last = None if end is None else _moment("--end", end)
-        cadence_us = _duration(cadence)
         loaded = container.load(world)
         span = writer.span_of(loaded, cadence_us, first, last)
         rows = writer.write_sources(loaded, out, span, progress)

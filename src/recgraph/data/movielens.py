@@ -100,6 +100,8 @@ def import_movielens(
     An item is published on 1 January of the year in its title; without one, at its first event; without that, at the
     first event of the data.
     """
+    if not 0 <= click_threshold <= MAX_RATING:
+        raise DataError(f"click threshold {click_threshold} is not between 0 and {MAX_RATING:g}")
     report = _Report(strict)
     catalogue = _read_items(items, report, progress)
     log, user_ids = _read_ratings(

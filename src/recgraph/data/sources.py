@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,38 +94,44 @@ def _views(world: World, span: Span) -> dict[str, Parts]:
 def _write(path: Path, parts: Parts, report: Callable[[float], None]) -> int:
     unfinished = path.with_name(path.name + PARTIAL)
     rows = 0
-    _, first = next(parts)
-    with pq.ParquetWriter(unfinished, first.schema, compression="zstd") as writer:
-        done, table = 0.0, first
-        while True:
+    first = next(parts)
+    with pq.ParquetWriter(unfinished, first[1].schema, compression="zstd") as writer:
+        for done, table in chain([first], parts):
             writer.write_table(table, row_group_size=max(1, len(table)))
             rows += len(table)
             report(done)
-            try:
-                done, table = next(parts)
-            except StopIteration:
-                break
-    report(1.0)
     unfinished.replace(path)
     return rows
 
 
 def _item_profile(world: World, span: Span) -> Parts:
-    """One row per item, dated at its publish time or its first event, whichever is earlier."""
-    log, items = world.log, world.items
+    """A row per item, dated at its publish time or its first event, whichever is earlier.
+
+    When an item was taken away is not known before the end of the data: only a second row, dated there, says so."""
+    log, end = world.log, world.end_us
     born = world.publish_us.copy()
     np.minimum.at(born, log.item_row, log.time_us)
-    rows = np.flatnonzero(born <= span.end_us)
-    part = items.take(pa.array(rows))
+    gone = np.flatnonzero(~world.available)
+    kept = np.flatnonzero(world.available | (born < end))
+    rows = np.concatenate([kept, gone])
+    times = np.concatenate([born[kept], np.maximum(born[gone], end)])
+    available = np.concatenate([np.ones(len(kept), np.int64), np.zeros(len(gone), np.int64)])
+    order = np.lexsort((times, rows))
+    order = order[times[order] <= span.end_us]
+    yield 1.0, _profile_table(world, rows[order], times[order], available[order])
+
+
+def _profile_table(world: World, rows: IntArray, times: IntArray, available: IntArray) -> Any:
+    part = world.items.take(pa.array(rows))
     columns = {
         "title": part["title"],
         "category": part["category"],
         "categories": part["categories"],
         "creator": part["creator"],
         "publish_time": pa.array(world.publish_us[rows] // SECOND_US),
-        "available": part["available"].cast(pa.int64()),
+        "available": pa.array(available),
     }
-    yield 1.0, _table("item_id", part["item_id"], born[rows], columns, known_after_us=0)
+    return _table("item_id", part["item_id"], times, columns, known_after_us=0)
 
 
 def _item_stats(world: World, span: Span) -> Parts:

@@ -219,8 +219,9 @@ def _event_table(world: World) -> Any:
 
 def _dictionary(rows: Rows, ids: Any) -> Any:
     """Codes and ids as a dictionary column that holds only ids that occur."""
-    used, codes = np.unique(rows, return_inverse=True)
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), _one_array(ids.take(pa.array(used))))
+    occurs = np.bincount(rows, minlength=len(ids)) > 0
+    codes = (np.cumsum(occurs) - 1).astype(np.int32)[rows]
+    return pa.DictionaryArray.from_arrays(pa.array(codes), _one_array(ids.filter(pa.array(occurs))))
 
 
 def read_meta(folder: Path) -> Meta:
