@@ -81,6 +81,8 @@ def up(options: Options, report: Report) -> State:
 def down(home: Path, report: Report) -> list[str]:
     """Stops what `up` started and returns the names of what was running; a second call finds nothing to do."""
     run = home / "run"
+    if load_state(run) is None:
+        return []
     with _locked(run):
         state = load_state(run)
         if state is None:
