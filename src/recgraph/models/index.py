@@ -55,7 +55,7 @@ class IndexParameters(msgspec.Struct, frozen=True):
     ef_search: int = 0
     refine_factor: float = 0.0
     recall: float = 1.0
-    """recall@min(1000, items) against exact search on the queries it was tuned on."""
+    """recall@k (1000 unless told otherwise) against exact search on the queries it was tuned on."""
     queries: int = 0
 
 
@@ -91,9 +91,9 @@ class ItemIndex:
         kind: Kind | None = None,
         seed: int = 0,
         threads: int = 1,
-        target: float = TARGET_RECALL,
+        k: int = K_TUNED,
     ) -> ItemIndex:
-        """Build over unit vectors f32[N, D] and tune on user vectors f32[Q, D] that were held out.
+        """Build over unit vectors f32[N, D] and tune recall@k on user vectors f32[Q, D] that were held out.
 
         The result depends on the arguments alone: parameters are chosen by recall and by a count of the work, not by
         the clock.
@@ -103,7 +103,7 @@ class ItemIndex:
         index = _made(kind, vectors, seed)
         nlist = int(_inverted(index).nlist) if kind.startswith("ivf") else 0
         parameters = IndexParameters(kind=kind, items=len(vectors), dim=vectors.shape[1], nlist=nlist)
-        return cls(index, vectors, parameters, threads).tuned(queries, target)
+        return cls(index, vectors, parameters, threads).tuned(queries, k)
 
     @classmethod
     def load(cls, folder: Path, vectors: Floats, *, threads: int) -> ItemIndex:
@@ -130,18 +130,18 @@ class ItemIndex:
         """
         return self._search(np.ascontiguousarray(queries, np.float32), min(k, len(self.vectors)), self.parameters)
 
-    def tuned(self, queries: Floats, target: float = TARGET_RECALL) -> ItemIndex:
-        """The same index with the cheapest parameters that reach the target on the queries (or the best there are)."""
+    def tuned(self, queries: Floats, k: int = K_TUNED) -> ItemIndex:
+        """The same index with the cheapest parameters that reach TARGET_RECALL on the queries, or the last tried."""
         if self.parameters.kind == "flat":
             return self
-        k = min(K_TUNED, len(self.vectors))
+        k = min(k, len(self.vectors))
         _, truth = exact(self.vectors, queries, k)
         best = self.parameters
         for candidate in self._candidates(k):
             found = self._search(queries, k, candidate)[1]
             reached = recall(found, truth)
             best = msgspec.structs.replace(candidate, recall=round(reached, 4), queries=len(queries))
-            if reached >= min(1.0, target + _MARGIN):
+            if reached >= TARGET_RECALL + _MARGIN:
                 break
         return ItemIndex(self.index, self.vectors, best, self.threads)
 

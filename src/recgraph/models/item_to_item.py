@@ -98,11 +98,11 @@ def build_item_to_item(
     time_us: Ints,
     items: int,
     *,
-    window_days: float = 7.0,
+    window_days: float = 30.0,
     reach: int = 20,
-    half_life_days: float = 60.0,
-    shrinkage: float = 3.0,
-    neighbours: int = 64,
+    half_life_days: float = 14.0,
+    shrinkage: float = 30.0,
+    neighbours: int = 100,
 ) -> ItemToItem:
     """Neighbours from clicks (three arrays of one length, any order).
 

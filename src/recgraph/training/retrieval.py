@@ -6,6 +6,7 @@ Yang et al., WWW 2020): without it the positives of a batch, drawn by popularity
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from recgraph.data.progress import Progress, silent
 from recgraph.data.sequences import UserSequences
 from recgraph.data.stats import UserProfiles
 from recgraph.data.world import World
-from recgraph.features.assembly import Context, user_dense
+from recgraph.features.assembly import MAX_CLICKS, Context, user_dense
 from recgraph.features.reader import ListColumn, ViewBlock
 from recgraph.models.index import ItemIndex
 from recgraph.models.item_to_item import ItemToItem, build_item_to_item
@@ -44,9 +45,13 @@ class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedding: int = 32
     dim: int = 64
     max_examples: int = 200_000
-    """The newest clicks are taken; older ones say little of what is wanted now."""
+    """The newest clicks are taken."""
+    half_life_days: float = 14.0
+    """How fast a click loses its chance to be an example: older ones say less of what is wanted now."""
+    history: int = 20
+    """Newest clicks of a user that training looks at."""
     index_queries: int = 300
-    neighbours: int = 64
+    neighbours: int = 100
     threads: int = 1
 
 
@@ -92,10 +97,15 @@ def train_retrieval(
     """
     config = config or RetrievalConfig()
     log = world.log.before(until_us)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(seed)
     content, sizes = item_content(world, until_us, config)
     examples = np.flatnonzero(log.clicked)[-config.max_examples :]
     requests = requests_at(world, log.user_row[examples], log.time_us[examples], progress)
-    towers = _fit_towers(sizes, content, requests, log.item_row[examples].astype(np.int64), seed, config, progress)
+    weights = np.exp2((log.time_us[examples] - until_us) / (config.half_life_days * DAY_US))
+    positives = log.item_row[examples].astype(np.int64)
+    towers = _fit_towers(_Fit(Towers(sizes), content, requests, positives, weights, seed, config), progress)
     blocks = list(towers.embed_items(content))
     bases, vectors = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     progress("build the index", 0.0)
@@ -180,10 +190,10 @@ def _block(columns: dict[str, npt.NDArray[np.generic] | ListColumn], missing: np
     return ViewBlock(1, columns, missing, np.zeros(1, np.bool_), np.zeros(1, np.int64))
 
 
-def padded(requests: Requests, rows: Ints) -> tuple[Ints, Floats, npt.NDArray[np.bool_]]:
-    """Click rows int64[B, L], ages and mask of some requests, as wide as the longest of them; 0 where masked."""
+def padded(requests: Requests, rows: Ints, limit: int) -> tuple[Ints, Floats, npt.NDArray[np.bool_]]:
+    """Click rows int64[B, L], ages and mask, L the most clicks of one request, at most `limit`; 0 if masked."""
     begin = requests.clicks.offsets[rows]
-    lengths = requests.clicks.offsets[rows + 1] - begin
+    lengths = np.minimum(requests.clicks.offsets[rows + 1] - begin, limit)
     width = max(1, int(lengths.max(initial=0)))
     mask = np.arange(width) < lengths[:, None]
     positions = np.where(mask, begin[:, None] + np.arange(width), 0)
@@ -198,83 +208,81 @@ def embed_users(towers: Towers, bases: Floats, requests: Requests) -> Floats:
     """Unit vectors f32[R, D] of all requests."""
     parts = []
     for rows in _batches(np.arange(len(requests)), 1024):
-        clicks, ages, mask = padded(requests, rows)
+        clicks, ages, mask = padded(requests, rows, MAX_CLICKS)
         dense = torch.from_numpy(requests.dense[rows])
         history = torch.from_numpy(bases[clicks])
         parts.append(towers.user(history, torch.from_numpy(ages), torch.from_numpy(mask), dense).numpy())
     return np.concatenate(parts)
 
 
-def _fit_towers(
-    sizes: TowerSizes,
-    content: ItemContent,
-    requests: Requests,
-    positives: Ints,
-    seed: int,
-    config: RetrievalConfig,
-    progress: Progress,
-) -> Towers:
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(config.threads)
-    torch.manual_seed(seed)
-    towers = Towers(sizes)
-    towers.user.fit_scale(requests.dense)
-    fit = _Fit(towers, content, requests, positives, seed, config)
-    order = np.random.default_rng(seed)
-    steps = config.epochs * max(1, -(-len(positives) // config.batch))
+@dataclass
+class _Fit:
+    """The examples, and the loss of a batch of them. `weights` are the examples' chances to be drawn."""
+
+    towers: Towers
+    content: ItemContent
+    requests: Requests
+    positives: Ints
+    weights: npt.NDArray[np.float64]
+    seed: int
+    config: RetrievalConfig
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.chance = self.weights / self.weights.sum()
+        share = np.bincount(self.positives, weights=self.chance, minlength=len(self.content))
+        # How often an item is expected among the negatives of a batch: by popularity and uniformly.
+        expected = self.config.batch * share + self.config.uniform_negatives / len(self.content)
+        self.log_q = torch.from_numpy(np.log(expected).astype(np.float32))
+
+    def batches(self) -> Iterator[Ints]:
+        """One epoch."""
+        yield from _batches(self.rng.choice(len(self.positives), self.draws, p=self.chance), self.config.batch)
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch."""
+        return -(-self.draws // self.config.batch)
+
+    @property
+    def draws(self) -> int:
+        """Examples per epoch: as many as the newest ones weigh together."""
+        return math.ceil(float(self.weights.sum() / self.weights.max()))
+
+    def loss(self, rows: Ints) -> Tensor:
+        """Mean softmax loss of the examples `rows`."""
+        clicks, ages, mask = padded(self.requests, rows, self.config.history)
+        negatives = self.rng.integers(0, len(self.content), self.config.uniform_negatives)
+        shown = np.concatenate([self.positives[rows], negatives])
+        items, where = np.unique(np.concatenate([shown, clicks.ravel()]), return_inverse=True)
+        base = self.towers.item.base(self.content.take(items), self.generator)
+        vectors = self.towers.item.vectors(base[torch.from_numpy(where[: len(shown)])])
+        history = base[torch.from_numpy(where[len(shown) :].reshape(clicks.shape))]
+        dense = torch.from_numpy(self.requests.dense[rows])
+        users = self.towers.user(history, torch.from_numpy(ages), torch.from_numpy(mask), dense)
+        logits = users @ vectors.T / self.config.temperature - self.log_q[torch.from_numpy(shown)]
+        same = shown[: len(rows), None] == shown
+        np.fill_diagonal(same, False)
+        logits = logits.masked_fill(torch.from_numpy(same), -1e9)
+        return functional.cross_entropy(logits, torch.arange(len(rows)))
+
+
+def _fit_towers(fit: _Fit, progress: Progress) -> Towers:
+    towers, config = fit.towers, fit.config
+    towers.user.fit_scale(fit.requests.dense)
     optimizer = torch.optim.Adam(towers.parameters(), lr=config.learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.learning_rate, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.learning_rate, total_steps=config.epochs * fit.steps
+    )
     for epoch in range(config.epochs):
-        for rows in _batches(order.permutation(len(positives)), config.batch):
+        for rows in fit.batches():
             optimizer.zero_grad()
             fit.loss(rows).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
         progress("train the towers", (epoch + 1) / config.epochs)
     return towers.eval()
-
-
-class _Fit:
-    """The loss of a batch, with everything it needs."""
-
-    def __init__(
-        self,
-        towers: Towers,
-        content: ItemContent,
-        requests: Requests,
-        positives: Ints,
-        seed: int,
-        config: RetrievalConfig,
-    ) -> None:
-        self.towers, self.content, self.requests, self.positives, self.config = (
-            towers, content, requests, positives, config,
-        )  # fmt: skip
-        self.rng = np.random.default_rng(seed + 1)
-        self.generator = torch.Generator().manual_seed(seed)
-        share = np.bincount(positives, minlength=len(content)) / len(positives)
-        # How often an item is expected among the negatives of a batch: by popularity and uniformly.
-        self.log_q = np.log(config.batch * share + config.uniform_negatives / len(content), dtype=np.float64).astype(
-            np.float32
-        )
-
-    def loss(self, rows: Ints) -> Tensor:
-        """Mean softmax loss of the examples `rows`."""
-        clicks, ages, mask = padded(self.requests, rows)
-        positive = self.positives[rows]
-        negative = self.rng.integers(0, len(self.content), self.config.uniform_negatives)
-        items, where = np.unique(np.concatenate([positive, negative, clicks.ravel()]), return_inverse=True)
-        base = self.towers.item.base(self.content.take(items), self.generator)
-        candidates = len(positive) + len(negative)
-        vectors = self.towers.item.vectors(base[torch.from_numpy(where[:candidates])])
-        history = base[torch.from_numpy(where[candidates:].reshape(clicks.shape))]
-        dense = torch.from_numpy(self.requests.dense[rows])
-        users = self.towers.user(history, torch.from_numpy(ages), torch.from_numpy(mask), dense)
-        shown = np.concatenate([positive, negative])
-        logits = users @ vectors.T / self.config.temperature - torch.from_numpy(self.log_q[shown])
-        same = positive[:, None] == shown
-        same[np.arange(len(positive)), np.arange(len(positive))] = False
-        logits = logits.masked_fill(torch.from_numpy(same), -1e9)
-        return functional.cross_entropy(logits, torch.arange(len(positive)))
 
 
 def _batches(rows: Ints, size: int) -> Iterator[Ints]:
