@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Literal
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from recgraph.errors import DataError
 
@@ -78,7 +80,7 @@ def start_redis(
     log = data_dir / "redis.log"
     command = [executable, "--port", str(port), "--bind", _HOST, "--dir", str(data_dir.resolve()), "--appendonly", "no"]
     # A save point no one reaches: no background saves, but SHUTDOWN still writes the file.
-    command += ["--save", "31536000 1000000000" if persist else ""]
+    command += ["--save", *(("31536000", "1000000000") if persist else ("",))]
     command += ["--maxmemory", f"{maxmemory_mb}mb", "--maxmemory-policy", policy]
     with log.open("ab") as output:
         # A session of its own: Ctrl-C at the terminal must not end it before those who use it.
@@ -140,7 +142,8 @@ def _checked_port(port: int) -> int:
 
 def _wait_for_ping(process: RedisProcess, child: subprocess.Popen[bytes], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    with redis.Redis(host=_HOST, port=process.port, socket_timeout=1, socket_connect_timeout=1) as client:
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(host=_HOST, port=process.port, socket_timeout=1, socket_connect_timeout=1, retry=once) as client:
         while time.monotonic() < deadline:
             if child.poll() is not None:
                 raise RedisProcessError(f"redis-server ended with code {child.returncode}: {_last_line(process.log)}")
