@@ -23,10 +23,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from recgraph import logs
-from recgraph.bundle.store import POOLS, Pools
+from recgraph.bundle.store import POOLS, Pools, latest
 from recgraph.cache import Cache, RedisCache
 from recgraph.contract import Answer, AnswerItem, Degraded, new_request_id
-from recgraph.errors import StageFailure
+from recgraph.errors import BundleError, StageFailure
 from recgraph.scenes import Scene, SceneFileWatch, Scenes
 from recgraph.settings import Settings
 
@@ -44,9 +44,9 @@ class HotPools:
     """The hot pools in memory, by scene."""
 
     def __init__(self, scenes: Scenes, snapshot: Path, cache: Cache, default_scene: str = "") -> None:
-        """`snapshot` is the bundle's pools.json and may come later. An unknown scene gets `default_scene`'s pool.
+        """`snapshot` is a bundle or a folder of bundles (then the newest counts), and may come later.
 
-        Without a default scene the first by name serves.
+        An unknown scene gets `default_scene`'s pool; without one, that of the first scene by name.
         """
         self._scenes = scenes
         self._snapshot = snapshot
@@ -104,13 +104,14 @@ def _allowed(items: Sequence[str], source: str, scene: Scene) -> list[AnswerItem
     return page[: scene.page_size]
 
 
-def _read_snapshot(path: Path) -> Pools:
+def _read_snapshot(folder: Path) -> Pools:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Pools)
-    except FileNotFoundError:
-        return {}
+        bundle = folder if (folder / POOLS).is_file() else latest(folder)
+        return msgspec.json.decode((bundle / POOLS).read_bytes(), type=Pools)
+    except BundleError:
+        return {}  # not there yet, or never: the bundles may lie in an object store
     except (OSError, msgspec.DecodeError) as error:
-        _log.warning("%s: no snapshot of the pools: %s", path, error)
+        _log.warning("%s: no snapshot of the pools: %s", folder, error)
         return {}
 
 
@@ -162,7 +163,7 @@ def main(
     logs.configure(settings.log_level)
     _log.info("settings: %s", settings.public())
     cache = RedisCache(settings.caches_redis, last_ttl_s=settings.last_result_ttl_s, record_ttl_s=settings.record_ttl_s)
-    pools = HotPools(SceneFileWatch(settings.scenes), settings.bundle / POOLS, cache, default_scene)
+    pools = HotPools(SceneFileWatch(settings.scenes), settings.bundle, cache, default_scene)
     app = make_app(pools, settings.pools_refresh_s)
     uvicorn.run(app, host=host, port=port, log_config=None, access_log=False, timeout_keep_alive=120)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
+from recgraph.bundle import FORMAT_VERSION, DataWindow, Lineage, Manifest
 from recgraph.cache import RedisCache, publish_pools
 from recgraph.pool_server import HotPools, make_app
 from recgraph.redis_process import start_redis
@@ -43,9 +45,8 @@ def scenes() -> Scenes:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    path = tmp_path / "pools.json"
-    path.write_text(json.dumps(SNAPSHOT))
-    return path
+    (tmp_path / "pools.json").write_text(json.dumps(SNAPSHOT))
+    return tmp_path
 
 
 async def ask(pools: HotPools, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -116,14 +117,14 @@ async def test_unknown_or_empty_scene_gets_the_default_scenes_pool(
 
 
 async def test_scenes_fixed_list_where_there_is_no_pool(cache: RedisCache, scenes: Scenes, tmp_path: Path) -> None:
-    pools = HotPools(scenes, tmp_path / "missing.json", cache)
+    pools = HotPools(scenes, tmp_path / "missing", cache)
     await pools.refresh()
     assert [(item.item_id, item.source) for item in pools.page("fixed")] == [("f1", "fixed"), ("blocked", "fixed")]
 
 
 async def test_503_and_not_ready_until_there_is_a_pool(cache: RedisCache, scenes: Scenes, tmp_path: Path) -> None:
     path = tmp_path / "pools.json"
-    pools = HotPools(scenes, path, cache, default_scene="home_feed")
+    pools = HotPools(scenes, tmp_path, cache, default_scene="home_feed")
     await pools.refresh()
     assert (await ask(pools, "/pools/home_feed")).status_code == 503
     assert (await ask(pools, "/readyz")).status_code == 503
@@ -150,3 +151,17 @@ async def test_what_was_read_last_stays_while_redis_is_down(
     await cache.aclose()
     assert ids(pools, "home_feed") == ["live"]
     assert caplog.text.count("the cache Redis does not answer") == 1
+
+
+async def test_newest_bundle_of_a_folder_is_the_snapshot(cache: RedisCache, scenes: Scenes, tmp_path: Path) -> None:
+    for version, created in (("b", "2026-01-01T00:00:00Z"), ("a", "2026-02-01T00:00:00Z")):
+        window = DataWindow(start=0, split=1, end=2)
+        lineage = Lineage("", "", {}, data_window=window, seed=0, parameters={})
+        manifest = Manifest(FORMAT_VERSION, version, created, "", files={}, metrics={}, lineage=lineage)
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+        pools = {"home_feed": {"hot": [[f"of-{version}", 1.0]]}}
+        (tmp_path / version / "pools.json").write_text(json.dumps(pools))
+    hot = HotPools(scenes, tmp_path, cache)
+    await hot.refresh()
+    assert ids(hot, "home_feed") == ["of-a"]

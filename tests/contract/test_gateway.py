@@ -1,0 +1,619 @@
+"""The gateway: the real Envoy with the configuration that the chart renders, against real upstream servers.
+
+Whatever becomes of the graph and of the pool server, a well-meant request gets 200, a list, and the reason.
+Envoy is found through RECGRAPH_ENVOY or PATH, helm through RECGRAPH_HELM, PATH or the test bed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recgraph.redis_process import free_port
+
+pytestmark = pytest.mark.contract
+
+CHART = Path(__file__).parents[2] / "helm" / "recgraph"
+TESTBED_HELM = Path("/var/lib/testbed/bin/helm")
+PATH = "/v1/recommend"
+LIMIT = 1 << 20
+ALWAYS = 1 << 30
+REQUEST = {"request_id": "r1", "user": {"user_id": "u1", "scene": "home_feed"}}
+GRAPH_ANSWER = b'{"request_id":"r1","items":[{"item_id":"i1","score":0.5,"source":"ann"}],"degraded":[]}'
+POOL_ANSWER = b'{"request_id":"r1","items":[{"item_id":"hot1","score":0.0,"source":"hot"}]}'
+FIXED = ["d1", "d2"]
+HOME_FIXED = ["h1", '100% "%REQ(X)%"']
+SCENES = {
+    "home_feed": {
+        "page_size": 2,
+        "filters": {"blocklist": ["blocked"]},
+        "rules": {"exclude": {"items": ["excluded"]}},
+        "pools": {"fixed": ["blocked", HOME_FIXED[0], "excluded", HOME_FIXED[1], "beyond the page"]},
+    },
+    "für dich/..": {"pools": {"fixed": ["ü1"]}},
+}
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def item_ids(self) -> list[str]:
+        return [item["item_id"] for item in self.json["items"]]
+
+
+class Seen(NamedTuple):
+    method: str
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+
+@dataclass
+class Upstream:
+    """A real HTTP server on a port that stays its own while it is stopped and started again."""
+
+    usual: bytes
+    port: int = field(default_factory=free_port)
+    status: int = 200
+    body: bytes = b""
+    delay_s: float = 0.0
+    hang_ups: int = 0
+    seen: list[Seen] = field(default_factory=list, repr=False)
+    _server: _Server | None = None
+
+    def reset(self) -> None:
+        self.status, self.body, self.delay_s, self.hang_ups = 200, self.usual, 0.0, 0
+        self.seen.clear()
+        if self._server is None:
+            self.start()
+
+    def start(self) -> None:
+        upstream = self
+
+        class Handler(_Handler):
+            owner = upstream
+
+        self._server = _Server(("127.0.0.1", self.port), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuses connections from now on, and ends those that are open."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+            self.hang_ups = ALWAYS
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Quiet: Envoy resets the connections of requests that it gave up."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    owner: Upstream
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        owner = self.owner
+        headers = {name.lower(): value.encode("latin-1").decode() for name, value in self.headers.items()}
+        owner.seen.append(Seen(self.command, self.path, body, headers))
+        time.sleep(owner.delay_s)
+        if owner.hang_ups:
+            owner.hang_ups -= 1
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        try:
+            self.send_response(owner.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(owner.body)))
+            self.end_headers()
+            self.wfile.write(owner.body)
+        except OSError:
+            self.close_connection = True  # Envoy gave up on a slow answer
+
+    do_GET = do_POST = answer
+
+
+@dataclass
+class Gateway:
+    """A running Envoy."""
+
+    port: int
+    admin_port: int
+    metrics_port: int
+    log: Path
+
+    def post(self, body: object = None, path: str = PATH, method: str = "POST", **headers: str) -> Answer:
+        content = body if isinstance(body, bytes) else json.dumps(REQUEST if body is None else body).encode()
+        return self.ask(self.port, method, path, content, **headers)
+
+    def get(self, path: str) -> Answer:
+        return self.ask(self.port, "GET", path)
+
+    def ask(self, port: int, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        """One request on a connection of its own; never retried."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, {"Content-Type": "application/json", **named})
+            response = connection.getresponse()
+            return Answer(response.status, response.read(), {k.lower(): v for k, v in response.getheaders()})
+        finally:
+            connection.close()
+
+
+def program(variable: str, name: str, *places: Path) -> str:
+    found = os.environ.get(variable) or shutil.which(name) or next((str(p) for p in places if p.exists()), None)
+    if not found:
+        pytest.skip(f"no {name} on this machine: set {variable}")
+    return found
+
+
+def rendered(values: dict[str, Any], folder: Path) -> Path:
+    """Envoy's configuration as the chart renders it."""
+    helm = program("RECGRAPH_HELM", "helm", TESTBED_HELM)
+    given_values = folder / "values.yaml"
+    given_values.write_text(json.dumps({"gateway": values, "scenes": SCENES}))
+    command = [helm, "template", "rg", str(CHART), "--kube-version", "1.34", "-f", str(given_values)]
+    command += ["-s", "templates/gateway-configmap.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    path = folder / "envoy.yaml"
+    path.write_text(yaml.safe_load(done.stdout)["data"]["envoy.yaml"])
+    return path
+
+
+@contextmanager
+def running(folder: Path, graph_port: int, pools_port: int, **values: Any) -> Iterator[Gateway]:
+    envoy = program("RECGRAPH_ENVOY", "envoy")
+    gateway = Gateway(free_port(), free_port(), free_port(), folder / "access.log")
+    ports = {"http": gateway.port, "admin": gateway.admin_port, "metrics": gateway.metrics_port}
+    config = rendered(
+        {
+            "listenAddress": "127.0.0.1",
+            "ports": ports,
+            "graph": {"host": "127.0.0.1", "port": graph_port},
+            "pools": {"host": "127.0.0.1", "port": pools_port},
+            "fixedPool": FIXED,
+            **values,
+        },
+        folder,
+    )
+    command = [envoy, "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
+    command += ["--file-flush-interval-msec", "100"]
+    with gateway.log.open("wb") as stdout, (folder / "envoy.log").open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    try:
+        wait_until_ready(gateway, process, folder / "envoy.log")
+        yield gateway
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until_ready(gateway: Gateway, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(1000):
+        assert process.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", gateway.port)) == 0 and gateway.get("/healthz").status == 200:
+                return
+        time.sleep(0.01)
+    pytest.fail(f"Envoy does not answer: {log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def upstreams() -> Iterator[tuple[Upstream, Upstream]]:
+    pair = Upstream(GRAPH_ANSWER), Upstream(POOL_ANSWER)
+    yield pair
+    for upstream in pair:
+        upstream.stop()
+
+
+@pytest.fixture
+def graph(upstreams: tuple[Upstream, Upstream]) -> Upstream:
+    upstreams[0].reset()
+    return upstreams[0]
+
+
+@pytest.fixture
+def pools(upstreams: tuple[Upstream, Upstream]) -> Upstream:
+    upstreams[1].reset()
+    return upstreams[1]
+
+
+@pytest.fixture(scope="module")
+def gateway(upstreams: tuple[Upstream, Upstream], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    for upstream in upstreams:
+        upstream.reset()
+    folder = tmp_path_factory.mktemp("gateway")
+    # The timeout is wide enough for a busy machine; the late graph below is later by far.
+    with running(folder, upstreams[0].port, upstreams[1].port, timeoutMs=400, rateLimit={"enabled": False}) as gateway:
+        yield gateway
+
+
+def break_upstream(upstream: Upstream, fault: str) -> None:
+    if fault == "late":
+        upstream.delay_s = 1.0
+    elif fault == "gone":
+        upstream.stop()
+    elif fault == "hangs up":
+        upstream.hang_ups = ALWAYS
+    else:
+        upstream.status = int(fault)
+        upstream.body = b'{"error":"broken"}'
+
+
+GRAPH_FAULTS = [
+    ("500", "graph_error"),
+    ("503", "graph_error"),
+    ("504", "graph_error"),
+    ("404", "graph_error"),
+    ("late", "graph_timeout"),
+    ("gone", "graph_unavailable"),
+    ("hangs up", "graph_unavailable"),
+]
+
+
+def test_answer_of_the_graph_passes_unchanged(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    answer = gateway.post()
+    assert (answer.status, answer.body) == (200, GRAPH_ANSWER)
+    assert answer.headers["content-type"] == "application/json"
+    assert (graph.seen[0].method, json.loads(graph.seen[0].body)) == ("POST", REQUEST)
+    assert not pools.seen
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_clients_fault_passes_unchanged(status: int, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    graph.status, graph.body = status, b'{"error":"Unknown scene","path":"$.user.scene","request_id":"r1"}'
+    answer = gateway.post()
+    assert (answer.status, answer.body) == (status, graph.body)
+    assert not pools.seen
+
+
+@pytest.mark.parametrize(("fault", "reason"), GRAPH_FAULTS)
+def test_hot_pool_when_the_graph_fails(
+    fault: str, reason: str, gateway: Gateway, graph: Upstream, pools: Upstream
+) -> None:
+    break_upstream(graph, fault)
+    answer = gateway.post()
+    assert (answer.status, answer.body) == (200, POOL_ANSWER)
+    assert [(seen.method, seen.path, seen.body) for seen in pools.seen] == [("GET", "/pools/home_feed", b"")]
+    assert pools.seen[0].headers["x-recgraph-last-resort"] == reason
+    assert pools.seen[0].headers["x-request-id"] == "r1"
+
+
+@pytest.mark.parametrize("pool_fault", ["500", "503", "404", "late", "gone", "hangs up"])
+@pytest.mark.parametrize(("fault", "reason"), [("500", "graph_error"), ("gone", "graph_unavailable")])
+def test_fixed_pool_when_the_pool_server_fails_too(
+    fault: str, reason: str, pool_fault: str, gateway: Gateway, graph: Upstream, pools: Upstream
+) -> None:
+    break_upstream(graph, fault)
+    break_upstream(pools, pool_fault)
+    answer = gateway.post()
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json == {
+        "request_id": "r1",
+        "items": [{"item_id": item, "score": 0, "source": "fixed"} for item in HOME_FIXED],
+        "degraded": [{"stage": "gateway", "reason": reason, "action": "fixed_pool"}],
+        "bundle": None,
+        "arm": {},
+    }
+
+
+def test_late_graph_and_late_pools_still_give_a_list(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    break_upstream(graph, "late")
+    break_upstream(pools, "late")
+    answer = gateway.post()
+    assert answer.status == 200
+    assert answer.json["degraded"] == [{"stage": "gateway", "reason": "graph_timeout", "action": "fixed_pool"}]
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+def test_scene_of_any_text(escaped: bool, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    break_upstream(graph, "500")
+    body = json.dumps({"user": {"user_id": "u", "scene": "für dich/.."}}, ensure_ascii=escaped).encode()
+    assert gateway.post(body).body == POOL_ANSWER
+    assert unquote(pools.seen[0].path) == "/pools/für dich/.."
+    break_upstream(pools, "gone")
+    assert gateway.post(body).item_ids == ["ü1"]
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"user":', b"{}", b'{"user":{"scene":""}}', b"\xff\x00"])
+def test_body_without_a_scene_gets_the_default(body: bytes, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    graph.status = 400
+    assert gateway.post(body).status == 400
+    break_upstream(graph, "500")
+    assert gateway.post(body).body == POOL_ANSWER
+    assert pools.seen[0].path == "/pools/-"
+    break_upstream(pools, "gone")
+    assert gateway.post(body).item_ids == ["d1", "d2"]
+
+
+def test_connection_that_ended_is_tried_once_more(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    graph.hang_ups = 1
+    assert gateway.post().body == GRAPH_ANSWER
+    graph.hang_ups = 2
+    pools.hang_ups = 1
+    assert gateway.post().body == POOL_ANSWER
+    assert (len(graph.seen), len(pools.seen)) == (4, 2)
+
+
+def test_full_answers_come_back(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    graph.stop()
+    assert gateway.post().body == POOL_ANSWER
+    graph.reset()
+    assert gateway.post().body == GRAPH_ANSWER
+
+
+def test_body_at_the_limit_passes(gateway: Gateway, graph: Upstream) -> None:
+    body = b'{"request_id":"r1","x":"' + b"a" * (LIMIT - 26) + b'"}'
+    assert len(body) == LIMIT
+    assert gateway.post(body).body == GRAPH_ANSWER
+    assert graph.seen[0].body == body
+
+
+def test_body_above_the_limit_is_refused(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    answer = gateway.post(b" " * (LIMIT + 1), X_Request_Id="big")
+    assert answer.status == 413
+    assert answer.json == {"error": f"the body is larger than {LIMIT} bytes", "path": "$", "request_id": "big"}
+    assert not graph.seen
+    assert not pools.seen
+
+
+def test_hostile_nesting_is_passed_on(gateway: Gateway, graph: Upstream) -> None:
+    graph.status = 400
+    assert gateway.post(b"{" + b"[" * (LIMIT - 1)).status == 400
+    assert len(graph.seen) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/models/recgraph:predict", "/v1/recommend?x=1"])
+def test_other_paths_of_the_graph(path: str, gateway: Gateway, graph: Upstream) -> None:
+    assert gateway.post(path=path).body == GRAPH_ANSWER
+
+
+@pytest.mark.parametrize("path", ["/", "/pools/home_feed", "/v1/recommendX", "/x/v1/recommend", "/stats", "/metrics"])
+def test_unknown_path(path: str, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    for answer in (gateway.post(path=path), gateway.get(path)):
+        assert answer.status == 404
+        assert answer.json["error"] == "no such path, POST to /v1/recommend"
+    assert not graph.seen
+    assert not pools.seen
+
+
+def test_other_methods_are_refused(gateway: Gateway, graph: Upstream) -> None:
+    answer = gateway.get(PATH)
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert answer.json["path"] == "$"
+    assert not graph.seen
+
+
+def test_request_id_is_made_and_given_to_the_graph(gateway: Gateway, graph: Upstream) -> None:
+    answer = gateway.post({"user": {"user_id": "u", "scene": "s"}, "context": {"request_id": "not this"}})
+    seen = graph.seen[0]
+    made = answer.headers["x-request-id"]
+    assert len(made) == 36
+    assert seen.headers["x-request-id"] == json.loads(seen.body)["request_id"] == made
+
+
+def test_request_id_of_the_header_is_kept(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    answer = gateway.post(b" { }", X_Request_Id="mine-1")
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert graph.seen[0].body == b' {"request_id":"mine-1" }'
+
+
+@pytest.mark.parametrize("request_id", ["b1", "für-1", 'quo"te\\', "日本"])
+def test_request_id_of_the_body_comes_first(
+    request_id: str, gateway: Gateway, graph: Upstream, pools: Upstream
+) -> None:
+    body = {**REQUEST, "request_id": request_id}
+    answer = gateway.post(body, X_Request_Id="header")
+    assert answer.headers["x-request-id"].encode("latin-1").decode() == request_id
+    assert json.loads(graph.seen[0].body) == body
+    break_upstream(graph, "500")
+    break_upstream(pools, "500")
+    assert gateway.post(body, X_Request_Id="header").json["request_id"] == request_id
+    assert pools.seen[0].headers["x-request-id"] == request_id
+
+
+def test_control_characters_never_become_a_header(gateway: Gateway, graph: Upstream) -> None:
+    answer = gateway.post({**REQUEST, "request_id": "a\r\nX-Evil: 1"})
+    assert "x-evil" not in answer.headers
+    assert len(graph.seen[0].headers["x-request-id"]) == 36
+
+
+@pytest.mark.parametrize("body", [b'{"request_id":7}', b'{"request_id":null}', b'{"a":1', b'{"a":"x', b"[{}]"])
+def test_body_that_has_or_cannot_take_a_request_id_is_left_alone(
+    body: bytes, gateway: Gateway, graph: Upstream
+) -> None:
+    gateway.post(body)
+    assert graph.seen[0].body == body
+
+
+def test_clients_headers_of_the_inside_are_dropped(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    answer = gateway.post(X_Recgraph_Last_Resort="graph_error", X_Recgraph_Scene="other")
+    assert answer.body == GRAPH_ANSWER
+    break_upstream(graph, "500")
+    gateway.post({"user": {}}, X_Recgraph_Scene="other")
+    assert pools.seen[0].path == "/pools/-"
+
+
+def test_client_cannot_stretch_the_timeout(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    break_upstream(graph, "late")
+    answer = gateway.post(X_Envoy_Upstream_Rq_Timeout_Ms="5000", X_Envoy_Max_Retries="5")
+    assert answer.body == POOL_ANSWER
+    assert len(graph.seen) == 1
+
+
+def test_access_log_tells_both_answers_with_the_reason(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    break_upstream(graph, "503")
+    gateway.post({**REQUEST, "request_id": "logged-1"})
+    lines: list[dict[str, Any]] = []
+    for _ in range(200):  # the log is written behind the answer
+        lines = [json.loads(line) for line in gateway.log.read_text().splitlines() if "logged-1" in line]
+        if len(lines) == 2:
+            break
+        time.sleep(0.05)
+    wanted = ("status", "details", "last_resort", "scene")
+    assert [tuple(line[name] for name in wanted) for line in lines] == [
+        (503, "internal_redirect", "graph_error", "home_feed"),
+        (200, "via_upstream", "graph_error", "home_feed"),
+    ]
+
+
+def test_metrics_count_the_last_resort_by_reason(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    def count() -> int:
+        text = gateway.ask(gateway.metrics_port, "GET", "/metrics").body.decode()
+        lines = [line for line in text.splitlines() if "vcluster" in line and "graph_error" in line]
+        return sum(int(line.split()[-1]) for line in lines if line.startswith("envoy_vhost_vcluster_upstream_rq{"))
+
+    before = count()
+    break_upstream(graph, "500")
+    gateway.post()
+    assert count() == before + 1
+    assert gateway.ask(gateway.metrics_port, "GET", "/livez").status == 200
+    assert gateway.ask(gateway.metrics_port, "GET", "/quitquitquit").status == 404
+
+
+def test_draining_answers_and_asks_to_leave(gateway: Gateway, graph: Upstream) -> None:
+    assert "connection" not in gateway.post().headers
+    gateway.ask(gateway.admin_port, "POST", "/healthcheck/fail")
+    try:
+        assert gateway.get("/healthz").status == 503
+        answer = gateway.post()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+    finally:
+        gateway.ask(gateway.admin_port, "POST", "/healthcheck/ok")
+
+
+def test_rate_limit(upstreams: tuple[Upstream, Upstream], graph: Upstream, pools: Upstream, tmp_path: Path) -> None:
+    limit = {"enabled": True, "requestsPerSecond": 1, "burst": 3}
+    with running(tmp_path, graph.port, pools.port, rateLimit=limit) as gateway:
+        answers = [gateway.post(X_Request_Id="r1") for _ in range(8)]
+        assert gateway.get("/healthz").status == 200
+    refused = [answer for answer in answers if answer.status == 429]
+    assert [answer.status for answer in answers[:3]] == [200] * 3
+    assert 1 <= len(refused) <= 5
+    assert refused[0].headers["retry-after"] == "1"
+    assert refused[0].json["error"] == "more requests than this gateway takes, try again"
+    assert not pools.seen
+
+
+def test_rate_limit_counts_a_request_once(graph: Upstream, pools: Upstream, tmp_path: Path) -> None:
+    """The way to the last resort runs through the filters a second time."""
+    break_upstream(graph, "500")
+    limit = {"enabled": True, "requestsPerSecond": 1, "burst": 4}
+    with running(tmp_path, graph.port, pools.port, rateLimit=limit) as gateway:
+        assert [gateway.post().status for _ in range(4)] == [200] * 4
+
+
+def test_real_pool_server_behind_the_real_gateway(graph: Upstream, redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "pools.json").write_text(json.dumps({"für dich": {"hot": [["ü1", 1.0]], "fresh": []}}))
+    (tmp_path / "scenes.yaml").write_text("scenes: {für dich: {}, home_feed: {}}")
+    port = free_port()
+    environment = {
+        **os.environ,
+        "RECGRAPH_CACHES_REDIS": redis_url,
+        "RECGRAPH_BUNDLE": str(tmp_path),
+        "RECGRAPH_SCENES": str(tmp_path / "scenes.yaml"),
+    }
+    command = [sys.executable, "-P", "-m", "recgraph.pool_server", "--host", "127.0.0.1", "--port", str(port)]
+    break_upstream(graph, "500")
+    with running(tmp_path, graph.port, port, pools={"host": "127.0.0.1", "port": port, "timeoutMs": 2000}) as gateway:
+        request = {"request_id": "ü-1", "user": {"user_id": "u", "scene": "für dich"}}
+        assert gateway.post(request).json["degraded"][0]["action"] == "fixed_pool"
+        process = subprocess.Popen(command, env=environment)
+        try:
+            wait_until_answering(gateway, port, process)
+            answer = gateway.post(request)
+        finally:
+            process.terminate()
+            assert process.wait(10) in (0, -15)
+    assert answer.json == {
+        "request_id": "ü-1",
+        "items": [{"item_id": "ü1", "score": 0.0, "source": "hot"}],
+        "degraded": [{"stage": "gateway", "reason": "graph_error", "action": "hot_pool"}],
+        "bundle": None,
+        "arm": {},
+    }
+
+
+def wait_until_answering(gateway: Gateway, port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(1000):
+        assert process.poll() is None
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0 and gateway.ask(port, "GET", "/readyz").status == 200:
+                return
+        time.sleep(0.02)
+    pytest.fail("the pool server does not answer")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+users = st.fixed_dictionaries({"scene": texts}, optional={"user_id": texts, "x": json_values, "request_id": texts})
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    user=users,
+    before=st.dictionaries(texts, json_values, max_size=3),
+    after=st.dictionaries(texts, json_values, max_size=3),
+    escaped=st.booleans(),
+)
+def test_scene_and_body_survive_any_json(
+    user: dict[str, Any],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    escaped: bool,
+    gateway: Gateway,
+    graph: Upstream,
+    pools: Upstream,
+) -> None:
+    body = {**before, "user": user, **after}
+    break_upstream(graph, "500")
+    gateway.post(json.dumps(body, ensure_ascii=escaped).encode())
+    assert json.loads(graph.seen[-1].body) == {"request_id": graph.seen[-1].headers["x-request-id"], **body}
+    scene = body["user"].get("scene") if isinstance(body["user"], dict) else None
+    usable = (
+        isinstance(scene, str) and 1 <= len(scene.encode()) <= 256 and not any(c < " " or c == "\x7f" for c in scene)
+    )
+    assert unquote(pools.seen[-1].path) == f"/pools/{scene if usable else '-'}"
