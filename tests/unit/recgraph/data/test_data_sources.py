@@ -188,3 +188,16 @@ def test_a_foreign_folder_is_left_alone(small_world: World, tmp_path: Path) -> N
 def test_impossible_spans(cadence: int, start: int | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Span(cadence, 10, start)
+
+
+@pytest.mark.parametrize("cadence", [0, HOUR_US])
+def test_a_row_known_at_an_event_does_not_count_it(small_world: World, tmp_path: Path, cadence: int) -> None:
+    write_sources(small_world, tmp_path, span_of(small_world, cadence))
+    table, log = tables(tmp_path)["item_stats"], small_world.log
+    items = np.array([int(text[2:]) for text in table["item_id"].to_pylist()])
+    created, shown = times_us(table["created"]), table["impressions_all"].to_numpy()
+    for item, at in zip(log.item_row, log.time_us, strict=True):
+        known = shown[(items == item) & (created <= at)]
+        earlier = int(((log.item_row == item) & (log.time_us < at)).sum())
+        counted = int(known[-1]) if len(known) else 0
+        assert counted == earlier if cadence == 0 else counted <= earlier
