@@ -1,4 +1,4 @@
-"""Where the files of the checkout are that are not part of the package: feature repository and graph manifest."""
+"""Where the files of the checkout are that are not part of the package: feature repository, graph manifest, scenes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def feast_repo() -> Path:
 def graph_file() -> Path:
     """inferencegraph/cascade.yaml: RECGRAPH_GRAPH, else the checkout's. Raises DataError if there is none."""
     return _find("RECGRAPH_GRAPH", "inferencegraph/cascade.yaml", "")
+
+
+def scenes_file() -> Path:
+    """inferencegraph/scenes.yaml: RECGRAPH_SCENES, else the checkout's. Raises DataError if there is none."""
+    return _find("RECGRAPH_SCENES", "inferencegraph/scenes.yaml", "")
 
 
 def _find(variable: str, relative: str, marker: str) -> Path:

@@ -11,7 +11,7 @@ import typer
 from recgraph.cli.output import Output, OutputOption, errors, print_json, print_table, progress
 from recgraph.local import runner
 from recgraph.local.state import State, load_state
-from recgraph.repository import graph_file
+from recgraph.repository import graph_file, scenes_file
 
 app = typer.Typer(no_args_is_help=True, help="Run the graph on this machine.")
 
@@ -26,7 +26,9 @@ def up(
     home: HomeOption = HOME,
     port: PortOption = PORT,
     bundle: Annotated[Path | None, typer.Option(help="Folder of the bundle; the workspace's newest if none.")] = None,
-    scenes: Annotated[Path | None, typer.Option(help="Scene configuration; by default HOME/scenes.yaml.")] = None,
+    scenes: Annotated[
+        Path | None, typer.Option(help="Scene configuration; inferencegraph/scenes.yaml if none.")
+    ] = None,
     graph: Annotated[Path | None, typer.Option(help="The InferenceGraph to run.")] = None,
     wall_clock: Annotated[
         bool, typer.Option("--wall-clock", help="Serve at today's date, not as if the data's last event were now.")
@@ -39,7 +41,9 @@ def up(
     Exit code 0: it is up (also when it was before). 1: it could not be started, and nothing is left running.
     """
     with errors():
-        options = runner.Options(home, graph or graph_file(), port, bundle, scenes, wall_clock, timeout)
+        options = runner.Options(
+            home, graph or graph_file(), scenes or scenes_file(), port, bundle, wall_clock, timeout
+        )
         state = runner.up(options, progress)
         typer.echo(f"the graph answers on {state.url} with bundle {state.bundle_version}")
         if foreground:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-import yaml
 
 from recgraph.bundle.store import Bundle, latest
 from recgraph.cache import publish_pools
@@ -29,13 +28,13 @@ FEATURES, CACHES = "redis-features", "redis-caches"
 
 @dataclass(frozen=True)
 class Options:
-    """What `up` is asked for. `bundle` None takes the newest, `scenes` None the workspace's scenes.yaml."""
+    """What `up` is asked for. `bundle` None takes the newest of the workspace."""
 
     home: Path
     graph: Path
+    scenes: Path
     port: int = 8080
     bundle: Path | None = None
-    scenes: Path | None = None
     wall_clock: bool = False
     timeout_s: float = 180.0
 
@@ -149,7 +148,7 @@ def _start_all(options: Options, bundle: Bundle, started: list[ProcessRecord], r
     offset = 0.0 if options.wall_clock else bundle.manifest.lineage.data_window.end - time.time()
     cluster = Cluster(
         bundle=bundle.path.resolve(),
-        scenes=(options.scenes or _default_scenes(options.home, bundle)).resolve(),
+        scenes=options.scenes.resolve(),
         features_redis=features.url,
         caches_redis=caches.url,
         clock_offset_s=offset,
@@ -201,14 +200,6 @@ def _owner(port: int) -> str:
         return "".join(f" (pid {pid}, {psutil.Process(pid).name()})" for pid in pids if pid)
     except psutil.Error:
         return ""
-
-
-def _default_scenes(home: Path, bundle: Bundle) -> Path:
-    """The workspace's scenes.yaml; where there is none, one with the defaults for every scene of the bundle."""
-    path = home / "scenes.yaml"
-    if not path.exists():
-        path.write_text(yaml.safe_dump({"scenes": {scene: {} for scene in sorted(bundle.pools)}}), encoding="utf-8")
-    return path
 
 
 @contextmanager
