@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The request in work; every line that is logged meanwhile carries it, and so do the calls to a predictor."""
 
 # What every LogRecord has; anything else on a record came through `extra=` and is printed.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -23,6 +27,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        current = request_id.get()
+        if current:
+            line["request_id"] = current
         line.update({name: value for name, value in vars(record).items() if name not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

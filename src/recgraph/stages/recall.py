@@ -57,12 +57,12 @@ class RecallStage(Stage):
 
     async def fallback(self, run: Run, reason: str) -> Outcome:
         """The last result, the hot pool, or the fixed list: the first that has anything left after the blocklist."""
-        for action, items in (
-            ("last_result", await self._last_result(run)),
-            ("hot_pool", await self._hot(run)),
-            ("fixed_pool", list(run.scene.pools.fixed)),
+        for action, source, items in (
+            ("last_result", "last", await self._last_result(run)),
+            ("hot_pool", "hot", await self._hot(run)),
+            ("fixed_pool", "fixed", list(run.scene.pools.fixed)),
         ):
-            cleaned, removed = clean({action: items}, [("blocked", run.scene.filters.blocklist)])
+            cleaned, removed = clean({source: items}, [("blocked", run.scene.filters.blocklist)])
             merged = by_quota(cleaned, {}, run.scene.recall.total)
             if merged.items:
                 run.degrade(self.name, reason, action)

@@ -161,7 +161,9 @@ def rank(run: Run) -> Ranked:
     count = len(items)
     by_place = 1.0 - np.arange(count) / max(count, 1)
     scores = by_place if envelope.scores is None else np.asarray(envelope.scores, np.float64)
-    coarse = scores if envelope.coarse_scores is None else np.asarray(envelope.coarse_scores, np.float64)
+    coarse = (
+        np.full(count, np.nan) if envelope.coarse_scores is None else np.asarray(envelope.coarse_scores, np.float64)
+    )
     finite = np.isfinite(scores)
     order = np.argsort(np.where(finite, -scores, np.inf), kind="stable").tolist()
     removed: dict[str, list[str]] = {}
