@@ -179,9 +179,10 @@ def test_keys_too_large_for_one_integer_are_sorted_all_the_same() -> None:
     assert [column.tolist() for column in found] == [[3, 3, 10_000_000], [5, 10**15, 2]]
 
 
-def test_only_the_last_change_before_the_start_stays() -> None:
+@pytest.mark.parametrize("start", [5, 7])
+def test_only_the_last_change_before_the_start_stays(start: int) -> None:
     rows, times = np.array([0, 0, 1, 0, 0], np.int32), np.array([1, 2, 3, 7, 9])
-    found = change_times(rows, times, (), cadence_us=0, end_us=8, start_us=5)
+    found = change_times(rows, times, (), cadence_us=0, end_us=8, start_us=start)
     assert [column.tolist() for column in found] == [[0, 0, 1], [2, 7, 3]]
 
 
