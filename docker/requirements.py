@@ -1,4 +1,4 @@
-"""Prints the dependencies of pyproject.toml with those of the extras that are named, for a layer without our sources."""
+"""Prints the dependencies of pyproject.toml and of the extras that are named, for a layer without our sources."""
 
 import sys
 import tomllib

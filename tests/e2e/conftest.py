@@ -1,0 +1,84 @@
+"""The chart on a real cluster: any KUBECONFIG, a namespace of its own, a client that never retries.
+
+Environment: KUBECONFIG; RECGRAPH_E2E_VALUES (more values files, separated by `:`); RECGRAPH_E2E_ADDRESS (host of the
+NodePorts); RECGRAPH_E2E_KEEP=1 leaves the release.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no package for the helpers beside this file
+
+from e2e_release import Release, kubectl_json, run
+
+
+def _missing() -> str:
+    absent = [tool for tool in ("kubectl", "helm") if shutil.which(tool) is None]
+    if absent:
+        return f"not on PATH: {', '.join(absent)}"
+    if not os.environ.get("KUBECONFIG"):
+        return "KUBECONFIG is not set"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder needs a cluster, and time."""
+    here = str(Path(__file__).parent)
+    reason = _missing()
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(900))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Adds what the cluster says to the report of a failed test."""
+    report = yield
+    release = item.funcargs.get("release") if hasattr(item, "funcargs") else None  # type: ignore[attr-defined]
+    if report.failed and isinstance(release, Release):
+        report.sections.append(("the cluster", release.diagnostics()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def address() -> str:
+    """A host on which NodePorts answer."""
+    given = os.environ.get("RECGRAPH_E2E_ADDRESS")
+    if given:
+        return given
+    nodes = kubectl_json("get", "nodes")["items"]
+    internal = [a["address"] for a in nodes[0]["status"]["addresses"] if a["type"] == "InternalIP"]
+    return "127.0.0.1" if len(nodes) == 1 and _is_here(internal[0]) else internal[0]
+
+
+def _is_here(ip: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def release(address: str) -> Iterator[Release]:
+    """One installation for all tests, gone with its namespace at the end."""
+    found = Release.fresh(address)
+    try:
+        found.install()
+        yield found
+    finally:
+        if os.environ.get("RECGRAPH_E2E_KEEP") != "1":
+            run("helm", "uninstall", found.name, "-n", found.namespace, "--ignore-not-found", "--wait", check=False)
+            run("kubectl", "delete", "namespace", found.namespace, "--wait=false", check=False)

@@ -1,0 +1,223 @@
+"""The life of a release, in order: install, ask, materialize, explain, upgrade, failures, uninstall."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from e2e_release import CHART, Release, failures, run
+
+STAGES = ("recall", "coarse", "fine", "rerank")
+
+
+def test_install_answers_with_a_full_page_of_its_bundle(release: Release) -> None:
+    reply = release.ask("u_1", request_id="e2e-first", explain=True)
+
+    assert reply.status == 200
+    assert reply.body["request_id"] == "e2e-first"
+    assert reply.bundle == "first"
+    assert reply.body["degraded"] == []
+    items = [item["item_id"] for item in reply.body["items"]]
+    assert len(items) == len(set(items)) == 20
+    assert [entry["stage"] for entry in reply.body["trace"]] == ["entry", *STAGES]
+
+
+def test_bad_input_is_a_400_with_its_path(release: Release) -> None:
+    reply = release.ask(user=17)  # type: ignore[arg-type]
+
+    assert reply.status == 400
+    assert reply.body["path"] == "$.user.user_id"
+
+
+def test_helm_test_passes(release: Release) -> None:
+    printed = run("helm", "test", release.name, "-n", release.namespace, "--timeout", "2m", "--logs", check=False)
+
+    assert re.search(r"Phase:\s+Succeeded", printed), printed
+    assert release.pods("app.kubernetes.io/component=test") == []
+
+
+def test_pods_of_one_arm_fit_into_what_is_promised(release: Release) -> None:
+    cpu, memory = 0.0, 0.0
+    for pod in release.get("pods")["items"]:
+        if pod["status"]["phase"] != "Running":
+            continue
+        for container in pod["spec"]["containers"]:
+            requests = container["resources"]["requests"]
+            cpu += _cpu(requests["cpu"])
+            memory += _mebibytes(requests["memory"])
+
+    assert cpu <= 0.6
+    assert memory <= 3072
+
+
+def _cpu(quantity: str) -> float:
+    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
+
+
+def _mebibytes(quantity: str) -> float:
+    return float(quantity[:-2]) * {"Mi": 1, "Gi": 1024}[quantity[-2:]]
+
+
+def test_no_pod_has_a_token_or_a_writable_root(release: Release) -> None:
+    for pod in release.get("pods")["items"]:
+        if "serving.kserve.io/inferencegraph" in pod["metadata"].get("labels", {}):
+            continue  # KServe's own
+        assert pod["spec"]["automountServiceAccountToken"] is False, pod["metadata"]["name"]
+        for container in pod["spec"]["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, pod["metadata"]["name"]
+
+
+def test_network_policies_keep_strangers_from_redis_and_the_stages(release: Release) -> None:
+    script = (
+        "import socket,sys\n"
+        "def reached(host, port):\n"
+        "    try: socket.create_connection((host, port), 3).close(); return True\n"
+        "    except OSError: return False\n"
+        f"print([reached(h, p) for h, p in (('{release.name}-redis-features', 6379), "
+        f"('{release.fullname}-fine-stable', 80), ('{release.fullname}', 80), ('{release.fullname}-gateway', 80))])"
+    )
+    overrides = {"spec": {"securityContext": {"runAsUser": 10001}, "automountServiceAccountToken": False}}
+    image = release.get("inferenceservice", f"{release.fullname}-entry")["spec"]["predictor"]["containers"][0]["image"]
+    printed = release.kubectl(
+        "run", "stranger", "--rm", "-i", "--quiet", "--restart=Never", f"--image={image}",
+        "--image-pull-policy=IfNotPresent",
+        f"--overrides={json.dumps(overrides)}", "--command", "--", "python", "-c", script,
+    )  # fmt: skip
+
+    assert "[False, False, False, True]" in printed
+
+
+def test_every_stage_read_the_features_that_materialize_wrote(release: Release) -> None:
+    reply = release.ask("u_3", request_id="e2e-features", explain=True)
+
+    assert reply.reasons == []
+    for stage in ("recall", "fine"):
+        pod = release.pods(f"recgraph.io/stage={stage},recgraph.io/role=transformer")[0]
+        missing = _sum(release.metrics(pod), "recgraph_degraded_total")
+        assert missing == 0, stage
+
+
+def _sum(metrics: str, name: str) -> float:
+    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(name))
+
+
+def test_materialize_by_hand_finishes(release: Release) -> None:
+    release.kubectl("create", "job", f"--from=cronjob/{release.name}-feast-materialize", "by-hand")
+    release.kubectl("wait", "--for=condition=Complete", "--timeout=5m", "job/by-hand")
+
+    assert re.search(r"materialize \S+ to \S+ UTC", release.kubectl("logs", "job/by-hand"))
+    assert release.ask("u_3").ok
+
+
+def test_explain_works_through_the_real_graph(release: Release) -> None:
+    reply = release.ask("u_7", request_id="e2e-explain", explain=True)
+    shown = reply.body["items"][0]["item_id"]
+
+    verdict = _explain(release, "e2e-explain", shown)
+
+    assert verdict["status"] == "shown"
+    assert {step["stage"] for step in verdict["path"]} >= {"recall", "coarse", "fine", "rerank"}
+
+
+def _explain(release: Release, request: str, item: str) -> dict[str, object]:
+    password = release.kubectl(
+        "get", "secret", f"{release.name}-redis-caches", "-o", "go-template={{.data.password | base64decode}}"
+    )
+    with release.forward(f"service/{release.name}-redis-caches", 6379) as port:
+        url = f"redis://:{password}@127.0.0.1:{port}/0"
+        release.eventually(
+            lambda: "error" not in run("recgraph", "explain", request, item, "--redis", url, check=False).lower(),
+            "the record",
+            5,
+        )
+        found: dict[str, object] = json.loads(run("recgraph", "explain", request, item, "--redis", url, "-o", "json"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["--set", "canaryTrafficPercent=10"], "canaryTrafficPercent"),
+        (["--set", "canary.weight=5"], "canary.weight"),
+        (["--set", "redis-features.maxmemoryPolicy=allkeys-lru"], "redis-features.maxmemoryPolicy"),
+        (["--set", "feast.materialize.schedule=daily"], "schedule"),
+    ],
+)
+def test_wrong_values_are_refused_and_change_nothing(release: Release, arguments: list[str], path: str) -> None:
+    before = release.kubectl("get", "isvc,ig", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+    values = str(Path(CHART) / "ci" / "test-values.yaml")
+
+    printed = run(
+        "helm", "upgrade", release.name, str(CHART), "-n", release.namespace, "-f", values, *arguments, check=False
+    )
+
+    assert path in printed
+    assert "Error" in printed
+    assert before == release.kubectl("get", "isvc,ig", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+
+
+def test_rolling_upgrade_of_every_stage_under_traffic_fails_no_request(release: Release) -> None:
+    before = set(release.pods("app.kubernetes.io/component=stage"))
+    with release.traffic(rate=5.0) as replies:
+        time.sleep(3)
+        release.upgrade(stageDefaults__podAnnotations={"e2e/rolled": "1"}, settings__logLevel="DEBUG")
+        time.sleep(3)
+
+    assert not before & set(release.pods("app.kubernetes.io/component=stage"))
+    assert failures(replies) == []
+    assert release.ask("u_1").reasons == []
+
+
+@pytest.mark.parametrize("role", ["predictor", "transformer"])
+def test_a_killed_pod_of_two_costs_no_answer(release: Release, role: str) -> None:
+    stages = [{"name": "entry"}, *({"name": name} for name in STAGES)]
+    stages[3] |= {"transformer": {"replicas": 2}, "predictor": {"replicas": 2}}  # type: ignore[dict-item]
+    release.upgrade(stages=stages)
+    selector = f"recgraph.io/stage=fine,recgraph.io/role={role}"
+    victim = release.pods(selector)[0]
+
+    with release.traffic(rate=5.0) as replies:
+        time.sleep(2)
+        release.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+        release.eventually(lambda: len(release.pods(selector)) == 2, "another pod", 60)
+        time.sleep(10)
+
+    assert failures(replies) == []
+    _degraded_say_why_and_end(replies)
+
+
+@pytest.mark.parametrize("which", ["features", "caches"])
+def test_redis_restarted_costs_no_answer(release: Release, which: str) -> None:
+    with release.traffic(rate=5.0) as replies:
+        time.sleep(2)
+        release.kubectl("delete", "pod", f"{release.name}-redis-{which}-0")
+        release.kubectl("rollout", "status", f"statefulset/{release.name}-redis-{which}", "--timeout=2m")
+        time.sleep(15)
+
+    assert failures(replies) == []
+    _degraded_say_why_and_end(replies)
+
+
+def _degraded_say_why_and_end(replies: list) -> None:  # type: ignore[type-arg]
+    """Every degraded answer has a stage and a reason, and the last five are whole again."""
+    reasons = Counter(reason for reply in replies for reason in reply.reasons)
+    assert all(stage and reason for stage, reason in (name.split("/", 1) for name in reasons))
+    ended = sorted(replies, key=lambda reply: reply.at)[-5:]
+    assert [reply.reasons for reply in ended] == [[]] * 5, reasons
+
+
+def test_uninstall_leaves_nothing_but_volumes(release: Release) -> None:
+    run("helm", "uninstall", release.name, "-n", release.namespace, "--wait")
+
+    kinds = "isvc,ig,deploy,sts,job,cronjob,svc,cm,secret,sa,pdb,netpol,hpa,pod"
+    release.eventually(lambda: _left(release, kinds) == [], "everything to go", 120)
+    assert _left(release, "pvc")
+
+
+def _left(release: Release, kinds: str) -> list[str]:
+    names = release.kubectl("get", kinds, "-o", "name", "--ignore-not-found").split()
+    return [name for name in names if name not in {"configmap/kube-root-ca.crt", "serviceaccount/default"}]
