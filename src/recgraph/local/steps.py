@@ -52,7 +52,7 @@ class Steps:
         if done is not None and done.fingerprint == wanted and all(Path(file).exists() for file in done.outputs):
             self._say(name, f"reused, took {done.seconds:.1f} s when it was made", 0.0, reused=True)
             return done.result, wanted
-        self._path(name).unlink(missing_ok=True)
+        self.forget(name)
         begun = time.perf_counter()
         result, words = work()
         seconds = time.perf_counter() - begun
@@ -66,6 +66,10 @@ class Steps:
         result, words = work()
         self._say(name, words, time.perf_counter() - begun, reused=False)
         return result
+
+    def forget(self, name: str) -> None:
+        """Makes the next run of a step a real one."""
+        self._path(name).unlink(missing_ok=True)
 
     def _say(self, name: str, words: str, seconds: float, *, reused: bool) -> None:
         self.lines.append(Line(name, round(seconds, 3), reused))
