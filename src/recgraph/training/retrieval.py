@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recgraph.bundle import IdMap
 from recgraph.data.log import DAY_US, EventLog
 from recgraph.data.progress import Progress, silent
 from recgraph.data.sequences import UserSequences
@@ -27,7 +28,7 @@ from recgraph.features.assembly import MAX_CLICKS, Context, user_dense
 from recgraph.features.reader import ListColumn, ViewBlock
 from recgraph.models.index import ItemIndex
 from recgraph.models.item_to_item import ItemToItem, build_item_to_item
-from recgraph.models.recall import BASES, VECTORS
+from recgraph.models.recall import BASES, VECTORS, RecallModel
 from recgraph.models.towers import ItemContent, Towers, TowerSizes
 
 Floats = npt.NDArray[np.float32]
@@ -85,6 +86,10 @@ class Retrieval:
         np.save(folder / VECTORS, self.vectors)
         self.index.save(folder)
         self.item_to_item.save(folder)
+
+    def model(self, ids: IdMap, version: str) -> RecallModel:
+        """The model as serving would have it, without a bundle between."""
+        return RecallModel(version, ids, self.towers, self.bases, self.index, self.item_to_item)
 
 
 def train_retrieval(
