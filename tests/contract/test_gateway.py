@@ -37,6 +37,7 @@ TESTBED_HELM = Path("/var/lib/testbed/bin/helm")
 PATH = "/v1/recommend"
 LIMIT = 1 << 20
 ALWAYS = 1 << 30
+LATE_S = 2.5
 REQUEST = {"request_id": "r1", "user": {"user_id": "u1", "scene": "home_feed"}}
 GRAPH_ANSWER = b'{"request_id":"r1","items":[{"item_id":"i1","score":0.5,"source":"ann"}],"degraded":[]}'
 POOL_ANSWER = b'{"request_id":"r1","items":[{"item_id":"hot1","score":0.0,"source":"hot"}]}'
@@ -84,7 +85,7 @@ class Upstream:
     body: bytes = b""
     delay_s: float = 0.0
     hang_ups: int = 0
-    seen: list[Seen] = field(default_factory=list, repr=False)
+    seen: list[Seen] = field(default_factory=list, init=False, repr=False)
     _server: _Server | None = None
 
     def reset(self) -> None:
@@ -184,18 +185,19 @@ def program(variable: str, name: str, *places: Path) -> str:
     return found
 
 
-def rendered(values: dict[str, Any], folder: Path) -> Path:
-    """Envoy's configuration as the chart renders it."""
+def helm_template(values: dict[str, Any], folder: Path, template: str) -> Any:
+    """The one object of a template of the chart."""
     helm = program("RECGRAPH_HELM", "helm", TESTBED_HELM)
     given_values = folder / "values.yaml"
     given_values.write_text(json.dumps({"gateway": values, "scenes": SCENES}))
     command = [helm, "template", "rg", str(CHART), "--kube-version", "1.34", "-f", str(given_values)]
-    command += ["-s", "templates/gateway-configmap.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "-s", f"templates/{template}"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    path = folder / "envoy.yaml"
-    path.write_text(yaml.safe_load(done.stdout)["data"]["envoy.yaml"])
-    return path
+    return yaml.safe_load(done.stdout)
+
+
+def address(port: int) -> dict[str, Any]:
+    return {"host": "127.0.0.1", "port": port}
 
 
 @contextmanager
@@ -203,17 +205,20 @@ def running(folder: Path, graph_port: int, pools_port: int, **values: Any) -> It
     envoy = program("RECGRAPH_ENVOY", "envoy")
     gateway = Gateway(free_port(), free_port(), free_port(), folder / "access.log")
     ports = {"http": gateway.port, "admin": gateway.admin_port, "metrics": gateway.metrics_port}
-    config = rendered(
+    config = folder / "envoy.yaml"
+    configmap = helm_template(
         {
             "listenAddress": "127.0.0.1",
             "ports": ports,
-            "graph": {"host": "127.0.0.1", "port": graph_port},
-            "pools": {"host": "127.0.0.1", "port": pools_port},
+            "graph": address(graph_port),
+            "pools": address(pools_port),
             "fixedPool": FIXED,
             **values,
         },
         folder,
+        "gateway-configmap.yaml",
     )
+    config.write_text(configmap["data"]["envoy.yaml"])
     command = [envoy, "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
     command += ["--file-flush-interval-msec", "100"]
     with gateway.log.open("wb") as stdout, (folder / "envoy.log").open("wb") as stderr:
@@ -234,6 +239,16 @@ def wait_until_ready(gateway: Gateway, process: subprocess.Popen[bytes], log: Pa
                 return
         time.sleep(0.01)
     pytest.fail(f"Envoy does not answer: {log.read_text()}")
+
+
+def test_pods_roll_when_the_configuration_changes(tmp_path: Path) -> None:
+    def checksum(**values: Any) -> str:
+        deployment = helm_template(values, tmp_path, "gateway-deployment.yaml")
+        found: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        return found
+
+    assert checksum() == checksum(replicas=3)
+    assert checksum() != checksum(fixedPool=["i_1"])
 
 
 @pytest.fixture(scope="module")
@@ -261,14 +276,19 @@ def gateway(upstreams: tuple[Upstream, Upstream], tmp_path_factory: pytest.TempP
     for upstream in upstreams:
         upstream.reset()
     folder = tmp_path_factory.mktemp("gateway")
-    # The timeout is wide enough for a busy machine; the late graph below is later by far.
-    with running(folder, upstreams[0].port, upstreams[1].port, timeoutMs=400, rateLimit={"enabled": False}) as gateway:
+    # The timeouts are wide enough for a busy machine; what is late is later by far.
+    wide = {
+        "timeoutMs": 800,
+        "pools": {**address(upstreams[1].port), "timeoutMs": 600},
+        "rateLimit": {"enabled": False},
+    }
+    with running(folder, upstreams[0].port, upstreams[1].port, **wide) as gateway:
         yield gateway
 
 
 def break_upstream(upstream: Upstream, fault: str) -> None:
     if fault == "late":
-        upstream.delay_s = 1.0
+        upstream.delay_s = LATE_S
     elif fault == "gone":
         upstream.stop()
     elif fault == "hangs up":
@@ -352,6 +372,24 @@ def test_scene_of_any_text(escaped: bool, gateway: Gateway, graph: Upstream, poo
     assert unquote(pools.seen[0].path) == "/pools/für dich/.."
     break_upstream(pools, "gone")
     assert gateway.post(body).item_ids == ["ü1"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "scene"),
+    [
+        (r"\u0068\u006F\u006d\u0065", "home"),
+        (r"\\u0041", r"\u0041"),
+        (r"\ud83d\ude00\/", "😀/"),
+        (r"a\"b", 'a"b'),
+        (r"\u0000", "-"),
+        (r"\n", "-"),
+        ("x" * 257, "-"),
+    ],
+)
+def test_escapes_in_a_scene(raw: str, scene: str, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    break_upstream(graph, "500")
+    gateway.post(b'{"request_id": "r", "user": {"scene": "' + raw.encode() + b'"}}')
+    assert unquote(pools.seen[0].path) == f"/pools/{scene}"
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"user":', b"{}", b'{"user":{"scene":""}}', b"\xff\x00"])
@@ -510,10 +548,14 @@ def test_metrics_count_the_last_resort_by_reason(gateway: Gateway, graph: Upstre
     assert gateway.ask(gateway.metrics_port, "GET", "/quitquitquit").status == 404
 
 
-def test_draining_answers_and_asks_to_leave(gateway: Gateway, graph: Upstream) -> None:
+def test_pre_stop_hook_drains(gateway: Gateway, graph: Upstream, tmp_path: Path) -> None:
+    """Not ready any more, still answering, and every client asked to leave."""
+    values = {"drainSeconds": 0, "ports": {"admin": gateway.admin_port}}
+    deployment = helm_template(values, tmp_path, "gateway-deployment.yaml")
+    hook = deployment["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert "connection" not in gateway.post().headers
-    gateway.ask(gateway.admin_port, "POST", "/healthcheck/fail")
     try:
+        subprocess.run(hook, check=True)
         assert gateway.get("/healthz").status == 503
         answer = gateway.post()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -554,7 +596,7 @@ def test_real_pool_server_behind_the_real_gateway(graph: Upstream, redis_url: st
     }
     command = [sys.executable, "-P", "-m", "recgraph.pool_server", "--host", "127.0.0.1", "--port", str(port)]
     break_upstream(graph, "500")
-    with running(tmp_path, graph.port, port, pools={"host": "127.0.0.1", "port": port, "timeoutMs": 2000}) as gateway:
+    with running(tmp_path, graph.port, port, pools={**address(port), "timeoutMs": 2000}) as gateway:
         request = {"request_id": "ü-1", "user": {"user_id": "u", "scene": "für dich"}}
         assert gateway.post(request).json["degraded"][0]["action"] == "fixed_pool"
         process = subprocess.Popen(command, env=environment)

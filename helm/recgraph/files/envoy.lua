@@ -18,17 +18,30 @@ end
 
 local ESCAPES = { b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" }
 
+-- One \uXXXX at a position, or a pair of them for what is beyond 0xFFFF: its text and the position behind.
+local function unicode_escape(raw, at)
+  local code = tonumber(raw:match("^\\u(%x%x%x%x)", at) or "", 16)
+  if not code then return "", at + 2 end
+  local low = code >= 0xD800 and code < 0xDC00 and raw:match("^\\u([dD][c-fC-F]%x%x)", at + 6)
+  if not low then return utf8_bytes(code), at + 6 end
+  return utf8_bytes(0x10000 + (code - 0xD800) * 0x400 + tonumber(low, 16) - 0xDC00), at + 12
+end
+
 -- The text of a JSON string without its quotes.
 local function unescape(raw)
-  if not raw:find("\\", 1, true) then return raw end
-  -- JSON has no raw NUL, so it can stand for an escaped backslash meanwhile.
-  raw = raw:gsub("\\\\", "\0")
-  raw = raw:gsub("\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", function(high, low)
-    return utf8_bytes(0x10000 + (tonumber(high, 16) - 0xD800) * 0x400 + tonumber(low, 16) - 0xDC00)
-  end)
-  raw = raw:gsub("\\u(%x%x%x%x)", function(code) return utf8_bytes(tonumber(code, 16)) end)
-  raw = raw:gsub("\\(.)", function(char) return ESCAPES[char] or char end)
-  return (raw:gsub("%z", "\\"))
+  local parts, at = {}, 1
+  while true do
+    local start = raw:find("\\", at, true)
+    if not start then break end
+    parts[#parts + 1] = raw:sub(at, start - 1)
+    local char = raw:sub(start + 1, start + 1)
+    if char == "u" then
+      parts[#parts + 1], at = unicode_escape(raw, start)
+    else
+      parts[#parts + 1], at = ESCAPES[char] or char, start + 2
+    end
+  end
+  return table.concat(parts) .. raw:sub(at)
 end
 
 local function string_end(body, start)
