@@ -7,6 +7,7 @@ them. A count of what is not stored is 0, every other value that is not known is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ _STAT_COUNTS = (
     "clicks_all",
     "impressions_all",
 )
+_COUNT_NAMES = frozenset(_STAT_COUNTS)
 STAT_FEATURES = (
     *_STAT_COUNTS,
     "rating_mean_30d",
@@ -84,7 +86,10 @@ USER_FEATURES = (
     "weekday_sin",
     "weekday_cos",
 )
-"""`user_dense` of every stage, one row: the user and the moment."""
+"""`user_dense` of recall, coarse and fine, one row: the user and the moment."""
+
+RERANK_USER_FEATURES = tuple(name for name in USER_FEATURES if name != "recent_clicks")
+"""`user_dense` of rerank, which does not read the clicks."""
 
 LOG_FEATURES = frozenset(
     name
@@ -138,6 +143,7 @@ def fine_inputs(
     """
     profile = item_blocks["item_profile"]
     values = _item_values(user_blocks, item_blocks, context)
+    values["recent_category_share"] = _recent_share(profile, user_blocks)
     return {
         **recall_inputs(user_blocks, context),
         "user_id": encode([user_id]),
@@ -165,25 +171,15 @@ def rerank_inputs(
         "fine_score": np.asarray(fine_score, np.float32),
         "coarse_score": np.asarray(coarse_score, np.float32),
         "item_dense": _stack(values, RERANK_ITEM_FEATURES, len(item_ids)),
-        "user_dense": user_dense(user_blocks, context),
+        "user_dense": _stack_row(_user_values(user_blocks["user_profile"], context), RERANK_USER_FEATURES),
     }
 
 
 def user_dense(user_blocks: Blocks, context: Context) -> Floats:
     """USER_FEATURES of one user, f32[1, len(USER_FEATURES)]."""
-    profile = user_blocks["user_profile"]
-    values = {name: float(_counts(profile, name)[0]) for name in _USER_COUNTS}
-    ratings = float(_counts(profile, "rating_count_all")[0])
-    mean = _ratio(_counts(profile, "rating_sum_all")[0], ratings)
-    variance = _ratio(_counts(profile, "rating_sq_sum_all")[0], ratings) - mean * mean
-    values["rating_mean"] = mean
-    values["rating_std"] = float(np.sqrt(max(variance, 0.0))) if ratings else np.nan
-    for name in ("first_event_time", "last_event_time"):
-        values[f"since_{name.removesuffix('_time')}_s"] = float(_since(profile, name, context.now_s)[0])
+    values = _user_values(user_blocks["user_profile"], context)
     values["recent_clicks"] = len(_list(user_blocks["user_clicks"], "item_ids")[:MAX_CLICKS])
-    values["hour_sin"], values["hour_cos"] = _circle(context.hour, 24)
-    values["weekday_sin"], values["weekday_cos"] = _circle(context.weekday, 7)
-    return np.array([[values[name] for name in USER_FEATURES]], np.float32)
+    return _stack_row(values, USER_FEATURES)
 
 
 def encode(texts: Sequence[str] | npt.NDArray[Any]) -> npt.NDArray[np.object_]:
@@ -191,6 +187,21 @@ def encode(texts: Sequence[str] | npt.NDArray[Any]) -> npt.NDArray[np.object_]:
     out = np.empty(len(texts), object)
     out[:] = [text.encode() for text in texts]
     return out
+
+
+def _user_values(profile: ViewBlock, context: Context) -> dict[str, float]:
+    """RERANK_USER_FEATURES by name."""
+    values = {name: float(_counts(profile, name)[0]) for name in _USER_COUNTS}
+    ratings = float(_counts(profile, "rating_count_all")[0])
+    mean = _ratio(_counts(profile, "rating_sum_all")[0], ratings)
+    variance = _ratio(_counts(profile, "rating_sq_sum_all")[0], ratings) - mean * mean
+    values["rating_mean"] = mean
+    values["rating_std"] = float(np.sqrt(max(variance, 0.0))) if ratings else np.nan
+    for name in ("first_event", "last_event"):
+        values[f"since_{name}_s"] = float(_since(profile, f"{name}_time", context.now_s)[0])
+    values["hour_sin"], values["hour_cos"] = _circle(context.hour, 24)
+    values["weekday_sin"], values["weekday_cos"] = _circle(context.weekday, 7)
+    return values
 
 
 def _clicks(user_blocks: Blocks, context: Context) -> Tensors:
@@ -212,41 +223,41 @@ def _item_values(user_blocks: Blocks, item_blocks: Blocks, context: Context) -> 
 
 def _stats(block: ViewBlock, now_s: float) -> dict[str, npt.NDArray[Any]]:
     """STAT_FEATURES by name."""
-    values: dict[str, npt.NDArray[Any]] = {name: _counts(block, name) for name in _STAT_COUNTS}
+    values = {name: _column(block, name) for name in _STAT_COUNTS}
     for span in ("30d", "all"):
-        total, count = _counts(block, f"rating_sum_{span}"), _counts(block, f"rating_count_{span}")
-        values[f"rating_mean_{span}"] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        total, count = _column(block, f"rating_sum_{span}"), _column(block, f"rating_count_{span}")
+        values[f"rating_mean_{span}"] = total / np.where(count > 0, count, np.nan)
     for name in ("first_event", "last_event", "last_click"):
         values[f"since_{name}_s"] = _since(block, f"{name}_time", now_s)
     return values
 
 
 def _category_match(profile: ViewBlock, user_blocks: Blocks) -> dict[str, npt.NDArray[Any]]:
-    """How the items' categories agree with the user's clicks: share, cosine, and share among the recent ones.
-
-    NaN for a user without clicks.
-    """
+    """How the items' categories agree with those of all the user's clicks: share and cosine; NaN without clicks."""
     block = user_blocks["user_profile"]
     names, clicks = _list(block, "top_categories").tolist(), _list(block, "category_clicks").astype(np.float64)
     total = float(clicks.sum())
     if not names or total <= 0:
         nothing = np.full(profile.rows, np.nan, np.float32)
-        return dict.fromkeys(("category_match", "category_cosine", "recent_category_share"), nothing)
+        return dict.fromkeys(("category_match", "category_cosine"), nothing)
     categories = _column_list(profile, "categories")
     sizes = np.maximum(np.diff(categories.offsets), 1)
     weight = dict(zip(names, (clicks / total).tolist(), strict=True))
     sums = _row_sums(categories, weight)
     norm = float(np.sqrt(np.square(clicks / total).sum()))
-    recent = _list(user_blocks["user_clicks"], "categories")[:MAX_CLICKS].tolist()
-    shares: dict[str, float] = {}
-    for name in recent:
-        shares[name] = shares.get(name, 0.0) + 1.0 / len(recent)
-    own = [shares.get(name, 0.0) for name in _column(profile, "category")]
     return {
         "category_match": sums / sizes,
         "category_cosine": sums / (norm * np.sqrt(sizes)),
-        "recent_category_share": np.array(own, np.float32),
     }
+
+
+def _recent_share(profile: ViewBlock, user_blocks: Blocks) -> Floats:
+    """Share of the user's recent clicks that have an item's first category; NaN without clicks."""
+    recent = _list(user_blocks["user_clicks"], "categories")[:MAX_CLICKS].tolist()
+    if not recent:
+        return np.full(profile.rows, np.nan, np.float32)
+    shares = {name: count / len(recent) for name, count in Counter(recent).items()}
+    return np.array([shares.get(name, 0.0) for name in _column(profile, "category")], np.float32)
 
 
 def _row_sums(lists: ListColumn, weight: dict[str, float]) -> npt.NDArray[np.float64]:
@@ -257,10 +268,17 @@ def _row_sums(lists: ListColumn, weight: dict[str, float]) -> npt.NDArray[np.flo
     return sums
 
 
+def _stack_row(values: dict[str, float], names: Sequence[str]) -> Floats:
+    return np.array([[values[name] for name in names]], np.float32)
+
+
 def _stack(values: dict[str, npt.NDArray[Any]], names: Sequence[str], rows: int) -> Floats:
+    """The named values side by side, f32[rows, names]; a count that is not known becomes 0."""
     out = np.empty((rows, len(names)), np.float32)
     for index, name in enumerate(names):
         out[:, index] = values[name]
+    counts = np.array([name in _COUNT_NAMES for name in names])
+    np.copyto(out, np.float32(0.0), where=counts & np.isnan(out))
     return out
 
 

@@ -34,6 +34,8 @@ from recgraph.models.nn import (
 from recgraph.models.pairs import PAIR_FEATURES, PairTable
 
 STAGE = "fine"
+CLICK_AXES = {"click": 0, "click_category": 0, "click_age": 0, "click_mask": 0, "affinity": 1}
+"""Encoded arrays with a dimension of the user's clicks, and which one it is."""
 _AGE_SCALE = 1.0 / np.log1p(90 * 86400.0)
 """Brings log(1 + seconds) of a click's age to about 0..1."""
 
