@@ -46,3 +46,27 @@ def features(
             for line in result.ledger
         ]
         print_table(["fine rank", "p50 ms", "p99 ms", "target ms"], lines)
+
+
+@app.command()
+def fine(
+    bundle: Annotated[Path, typer.Option(help="The bundle whose fine model is measured.")],
+    candidates: Annotated[int, typer.Option(min=1, max=5000, help="Candidates of one request.")] = 300,
+    json: JsonOption = False,
+) -> None:
+    """Rank candidates by the fine model: one forward pass on one core, and item by item."""
+    # torch takes seconds to import: not for the other commands.
+    from recgraph.bench import fine as bench
+
+    with errors():
+        progress("measuring ...")
+        result = bench.run(bundle, candidates)
+    if json:
+        print_json(result)
+        return
+    rows: list[list[object]] = [
+        ["network, one forward pass", f"{result.forward_p50_ms:.2f}", f"{result.forward_p99_ms:.2f}", result.target_ms],
+        ["whole prediction", f"{result.predict_p50_ms:.2f}", f"{result.predict_p99_ms:.2f}", ""],
+        [f"item by item (x {result.item_by_item_ratio})", f"{result.item_by_item_p50_ms:.1f}", "", ""],
+    ]
+    print_table([f"{result.candidates} candidates", "p50 ms", "p99 ms", "target ms"], rows)

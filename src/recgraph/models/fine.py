@@ -148,8 +148,11 @@ class FineModel:
         """One forward pass over what `assembly.fine_inputs` makes. Thread-safe."""
         if len(inputs["item_id"]) == 0:
             return {"score": np.empty(0, np.float32)}
-        encoded = self._encoder.encode(inputs)
-        return {"score": finite(self.score(encoded))}
+        return {"score": finite(self.score(self.encode(inputs)))}
+
+    def encode(self, inputs: Tensors) -> Tensors:
+        """The part before the network: ids to rows, and the pairs."""
+        return self._encoder.encode(inputs)
 
     def score(self, encoded: Tensors) -> npt.NDArray[np.float32]:
         """Probabilities of one encoded request, float32[N]."""
