@@ -35,6 +35,7 @@ K_TUNED = 1000
 _MARGIN = 0.005
 """Tuned a little above the target, since the held-out queries are a sample."""
 _BOUNDS: tuple[tuple[int, Kind], ...] = ((20_000, "flat"), (60_000, "hnsw"), (3_000_000, "ivf"))
+_FEWEST = 64
 _TRAIN_PER_LIST = 64
 _KMEANS_ROUNDS = 8
 _HNSW_LINKS = 32
@@ -96,9 +97,10 @@ class ItemIndex:
         """Build over unit vectors f32[N, D] and tune recall@k on user vectors f32[Q, D] that were held out.
 
         The result depends on the arguments alone: parameters are chosen by recall and by a count of the work, not by
-        the clock.
+        the clock. With fewer than 64 items there is nothing to train on, and every kind is flat.
         """
-        kind = kind or choose_kind(len(vectors))
+        if kind is None or len(vectors) < _FEWEST:
+            kind = choose_kind(len(vectors))
         faiss.omp_set_num_threads(threads)
         index = _made(kind, vectors, seed)
         nlist = int(_inverted(index).nlist) if kind.startswith("ivf") else 0
