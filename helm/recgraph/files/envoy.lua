@@ -2,7 +2,9 @@
 -- A request's $.user.scene goes into the header x-recgraph-scene (percent-encoded), its $.request_id into X-Request-Id;
 -- a body that has no request_id gets the header's, so that the answer, the decision record and the access log agree.
 local MAX_ID_BYTES = 256
--- A worker serves all its connections from one thread, so the scan of a hostile body is bounded (some 5 ms).
+-- A worker serves all its connections from one thread, so the scan of a large or hostile body is bounded (some 5 ms).
+-- What stands behind is not read: such a request gets the default scene's pool, and keeps its body.
+local MAX_BYTES = 262144
 local MAX_TOKENS = 20000
 
 local function utf8_bytes(code)
@@ -44,6 +46,11 @@ local function unescape(raw)
   return table.concat(parts) .. raw:sub(at)
 end
 
+-- The text of a string that may be an id or a key of ours; nothing for what is too long to be one.
+local function short_text(body, start, stop)
+  return stop - start <= 6 * MAX_ID_BYTES + 1 and unescape(body:sub(start + 1, stop - 1)) or ""
+end
+
 local function string_end(body, start)
   local at = start + 1
   while true do
@@ -77,7 +84,7 @@ local function read_fields(body)
       local colon = select(2, body:find("^%s*:", stop + 1))
       at = (colon or stop) + 1
       if depth <= 2 then
-        local text = unescape(body:sub(start + 1, stop - 1))
+        local text = short_text(body, start, stop)
         if colon then
           keys[depth] = text
           has_id = has_id or (depth == 1 and text == "request_id")
@@ -122,12 +129,13 @@ function envoy_on_request(handle)
   local body = handle:body(true)
   -- Waiting for the body ends the life of what was taken from the handle before.
   headers = handle:headers()
-  local text = body:length() > 0 and body:getBytes(0, body:length()) or ""
+  local length = math.min(body:length(), MAX_BYTES)
+  local text = length > 0 and body:getBytes(0, length) or ""
   local found = read_fields(text)
   if is_id(found.scene) then headers:replace("x-recgraph-scene", percent_encoded(found.scene)) end
   if is_id(found.request_id) then
     headers:replace("x-request-id", found.request_id)
-  elseif found.open then
+  elseif found.open and length == body:length() then
     add_request_id(handle, body, text)
   end
 end
