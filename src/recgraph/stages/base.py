@@ -97,7 +97,8 @@ class Run:
     deadline: Deadline
     budget_ms: float
     reserve_ms: float
-    budgets: Budgets
+    fallback_ms: float
+    read_share: float
     started: float = field(default_factory=time.perf_counter)
     degraded: list[Degraded] = field(default_factory=list)
 
@@ -121,11 +122,11 @@ class Run:
 
     def read_ms(self) -> float:
         """Time for reads: their share, so that the fallback or the prediction still fits."""
-        return self.left_ms() * self.budgets.read_share
+        return self.left_ms() * self.read_share
 
     def predict_ms(self) -> float:
         """Time for the prediction: all that is left but the fallback's part."""
-        return self.left_ms() - self.budgets.fallback_ms
+        return self.left_ms() - self.fallback_ms
 
     def degrade(self, stage: str, reason: str, action: str) -> None:
         """Notes a fallback of this stage."""
@@ -137,6 +138,8 @@ class Stage(ABC):
 
     name: ClassVar[StageName]
     needs_items: ClassVar[bool] = True
+    fallback_read_ms: ClassVar[float] = 0.0
+    """Time for what the fallback itself has to read, kept back beside `Budgets.fallback_ms`."""
 
     def __init__(self, deps: StageDeps) -> None:
         self.deps = deps
@@ -210,7 +213,8 @@ class Stage(ABC):
             ),
             budget_ms=budgets.of(self.name),
             reserve_ms=budgets.reserve_ms(self.name),
-            budgets=budgets,
+            fallback_ms=budgets.fallback_ms + self.fallback_read_ms,
+            read_share=budgets.read_share,
         )
 
     def _finish(self, run: Run, outcome: Outcome) -> Envelope:

@@ -20,7 +20,6 @@ from recgraph.stages.merge import Merged, by_quota, clean
 _OVERFETCH: Final = 1.3
 """Channels overlap and lose items to the filters; without a surplus there is nothing to fill unused quota with."""
 _SEEN_ALLOWANCE: Final = 200
-_LAST_RESULT_MS: Final = 3.0
 _FIRST: Final = 1_000_000
 """A quota so large that every pinned item stands before all others."""
 
@@ -33,6 +32,7 @@ class RecallStage(Stage):
 
     name = "recall"
     needs_items = False
+    fallback_read_ms = 3.0
 
     async def work(self, run: Run) -> Outcome:
         """Reads the user, asks the index and the pools, filters and merges."""
@@ -111,7 +111,7 @@ class RecallStage(Stage):
             return await self.deps.guard.call(
                 "cache",
                 lambda timeout_s: self.deps.cache.last_result(run.user_id, envelope.user.scene, timeout_s),
-                min(run.left_ms(), _LAST_RESULT_MS),
+                min(run.left_ms(), run.fallback_ms),
             )
         except StageFailure:
             return []

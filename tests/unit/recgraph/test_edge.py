@@ -1,0 +1,79 @@
+"""The ASGI edge: body limit, raw bodies, readiness, draining."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from recgraph.contract import MAX_BODY_BYTES
+from recgraph.edge import Edge, Message, ProcessState, Receive, Scope, Send
+
+PREDICT = "/v1/models/fine:predict"
+
+
+class _App:
+    """Remembers what reached it and answers 200."""
+
+    def __init__(self) -> None:
+        self.scope: Scope = {}
+        self.body = b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.body = scope, (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def _ask(
+    state: ProcessState, method: str, path: str, chunks: list[bytes], headers: dict[str, str] | None = None
+) -> tuple[list[Message], _App]:
+    app, sent, left = _App(), list[Message](), list(chunks)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": pairs}
+    await Edge(app, state)(scope, receive, send)
+    return sent, app
+
+
+async def test_the_body_reaches_the_app_raw_and_whole() -> None:
+    headers = {"content-type": "application/json", "ce-specversion": "1.0", "ce-id": "1", "x-request-id": "r"}
+    sent, app = await _ask(ProcessState("fine", ready=True), "POST", PREDICT, [b'{"a":', b"1}"], headers)
+    assert sent[0]["status"] == 200
+    assert app.body == b'{"a":1}'
+    assert dict(app.scope["headers"]) == {b"x-request-id": b"r", b"content-type": b"application/x-recgraph"}
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_large_body_is_a_413_and_never_reaches_the_app(announced: bool) -> None:
+    headers = {"x-request-id": "r"} | ({"content-length": str(MAX_BODY_BYTES + 1)} if announced else {})
+    half = b" " * (MAX_BODY_BYTES // 2 + 1)
+    sent, app = await _ask(ProcessState("fine", ready=True), "POST", PREDICT, [half, half], headers)
+    assert sent[0]["status"] == 413
+    body = json.loads(sent[1]["body"])
+    assert (body["path"], body["request_id"]) == ("$", "r")
+    assert app.scope == {}
+
+
+async def test_readiness_is_the_processs_own() -> None:
+    state = ProcessState("fine")
+    assert (await _ask(state, "GET", "/v1/models/fine", [b""]))[0][0]["status"] == 503
+    state.ready = True
+    assert (await _ask(state, "GET", "/v1/models/fine", [b""]))[0][0]["status"] == 200
+    state.draining = True
+    assert (await _ask(state, "GET", "/v1/models/fine", [b""]))[0][0]["status"] == 503
+
+
+async def test_a_draining_process_answers_and_closes() -> None:
+    sent, app = await _ask(ProcessState("fine", ready=True, draining=True), "POST", PREDICT, [b"{}"])
+    assert (sent[0]["status"], app.body) == (200, b"{}")
+    assert (b"connection", b"close") in sent[0]["headers"]
+    sent, _ = await _ask(ProcessState("fine", ready=True), "POST", PREDICT, [b"{}"])
+    assert (b"connection", b"close") not in sent[0]["headers"]

@@ -1,0 +1,91 @@
+"""Scene configuration: validation, unknown scenes, reload."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from recgraph.errors import BadRequest, DataError
+from recgraph.scenes import SceneFileWatch, parse_scenes
+
+DEFAULT = Path(__file__).parents[3] / "inferencegraph" / "scenes.yaml"
+
+
+def test_default_file_is_valid() -> None:
+    scenes = SceneFileWatch(DEFAULT)
+    assert scenes.get("home_feed").page_size == 20
+    assert len(scenes.current()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("scenes: [", "not YAML"),
+        ("scenes: {}", "scenes:"),
+        ("- a", "(file)"),
+        ("scenes: {a: {pagesize: 3}}", "scenes.a.pagesize"),
+        ("scenes: {a: {page_size: 0}}", "scenes.a.page_size"),
+        ("scenes: {a: {rules: {cap: {max: 0}}}}", "scenes.a.rules.cap.max"),
+        ("scenes: {a: {rules: {mmr_lambda: 2}}}", "scenes.a.rules.mmr_lambda"),
+        ("scenes: {a: {recall: {ann: 0, i2i: 0, hot: 0, fresh: 0}}}", "scenes.a.recall"),
+        ("scenes: {a: {recall: {ann: 5000, i2i: 1}}}", "scenes.a.recall"),
+        ("scenes: {a: {rules: {boost: [{factor: 2}]}}}", "scenes.a.rules.boost.0"),
+        ("scenes: {a: {rules: {boost: [{factor: 2, item_id: x, category: y}]}}}", "scenes.a.rules.boost.0"),
+        ("scenes: {a: {page_size: 3, rules: {pin: [{item_id: x, position: 4}]}}}", "position 4"),
+        ("scenes: {a: {rules: {pin: [{item_id: x, position: 1}, {item_id: y, position: 1}]}}}", "scenes.a.rules"),
+        ("scenes: {a: {pools: {scene: b}}}", "scenes.a.pools.scene"),
+        ("scenes: {a: {rules: {exploration: {channels: [ads]}}}}", "scenes.a.rules.exploration.channels.0"),
+    ],
+)
+def test_errors_name_file_and_path(text: str, path: str) -> None:
+    with pytest.raises(DataError) as caught:
+        parse_scenes(text, "some.yaml")
+    assert str(caught.value).startswith("some.yaml: ")
+    assert path in str(caught.value)
+
+
+def test_unknown_scene_names_the_known_ones() -> None:
+    with pytest.raises(BadRequest) as caught:
+        SceneFileWatch(DEFAULT).get("nowhere")
+    assert caught.value.path == "$.user.scene"
+    assert "home_feed, new_arrivals" in caught.value.reason
+
+
+def test_missing_file_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.yaml: cannot be read"):
+        SceneFileWatch(tmp_path / "none.yaml")
+
+
+def test_reload_takes_good_versions_and_keeps_the_last_good_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now = tmp_path / "scenes.yaml", [0.0]
+    path.write_text("scenes: {a: {page_size: 5}}")
+    scenes = SceneFileWatch(path, lambda: now[0])
+
+    def write(text: str) -> None:
+        # As kubectl and editors do: a new file in the old one's place.
+        (tmp_path / "next").write_text(text)
+        os.replace(tmp_path / "next", path)
+        now[0] += 2.0
+
+    write("scenes: {a: {page_size: 6}}")
+    assert scenes.get("a").page_size == 6
+    version = scenes.version
+    with caplog.at_level(logging.ERROR):
+        write("scenes: {a: {page_size: many}}")
+        assert scenes.get("a").page_size == 6
+        now[0] += 2.0
+        assert scenes.get("a").page_size == 6
+    assert scenes.version == version
+    assert [record.message for record in caplog.records if "scenes.a.page_size" in record.message] != []
+    assert len(caplog.records) == 1, "an unusable file is reported once, not at every look"
+    path.unlink()
+    now[0] += 2.0
+    assert scenes.get("a").page_size == 6
+    write("scenes: {b: {}}")
+    with pytest.raises(BadRequest):
+        scenes.get("a")
