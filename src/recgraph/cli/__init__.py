@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from recgraph.cli import ask, bench, data, explain, local
+from recgraph.cli import ask, bench, data, demo, explain, local, train
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(bench.app, name="bench")
@@ -12,6 +12,8 @@ app.add_typer(data.app, name="data")
 app.add_typer(local.app, name="local")
 app.command()(ask.ask)
 app.command()(explain.explain)
+app.command()(demo.demo)
+app.command()(train.train)
 
 
 def main() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from recgraph.cli.load import load
 from recgraph.cli.output import errors, print_json, print_table, progress
+from recgraph.data.progress import Progress, silent
 
-app = typer.Typer(no_args_is_help=True, help="Measure what things cost on this machine.")
+app = typer.Typer(help="Measure what things cost on this machine; without a command, the running graph.")
+# `recgraph bench` alone is the load test.
+app.callback(invoke_without_command=True)(load)
+app.command("load")(load)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
@@ -70,3 +76,42 @@ def fine(
         [f"item by item (x {result.item_by_item_ratio})", f"{result.item_by_item_p50_ms:.1f}", "", ""],
     ]
     print_table([f"{result.candidates} candidates", "p50 ms", "p99 ms", "target ms"], rows)
+
+
+@app.command()
+def faiss(
+    items: Annotated[int, typer.Option(min=100, max=10_000_000, help="Items in the index.")] = 1_000_000,
+    dim: Annotated[int, typer.Option(min=8, max=512, help="Dimensions; a multiple of 4.")] = 64,
+    k: Annotated[int, typer.Option("-k", min=1, max=5000, help="Nearest items per query.")] = 1000,
+    kind: Annotated[str | None, typer.Option(help="flat, hnsw, ivf or ivfpq; by default as training chooses.")] = None,
+    data: Annotated[list[str], typer.Option(help="clustered (as towers make vectors), gaussian (worst case).")] = [  # noqa: B006
+        "clustered",
+        "gaussian",
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Search the nearest items of a user on one thread, at recall@k >= 0.95, and by exact search."""
+    from recgraph.bench import faiss as bench
+    from recgraph.models.index import KINDS
+
+    for option, given, known in (("--kind", [kind] if kind else [], KINDS), ("--data", data, tuple(bench.VECTORS))):
+        for value in given:
+            if value not in known:
+                raise typer.BadParameter(f"{option} {value!r}: known are {', '.join(known)}")
+    with errors():
+        result = bench.bench_faiss(items, dim, k, kind=kind, data=tuple(data), progress=_note())
+    if json:
+        print_json(result)
+        return
+    rows = [[name, *(result[data_name][name] for data_name in data)] for name in result[data[0]]]
+    print_table([f"{items:,} x {dim}, k={k}, one thread", *data], [[str(cell) for cell in row] for row in rows])
+    typer.echo(f"peak memory of this process: {result['peak_memory_mb']} MiB")
+
+
+def _note() -> Progress:
+    """A line per step on stderr, on a terminal only."""
+
+    def report(task: str, done: float, /) -> None:
+        progress(f"{task} ...")
+
+    return report if sys.stderr.isatty() else silent

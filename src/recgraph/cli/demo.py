@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from recgraph.cli.ask import print_answer
-from recgraph.cli.local import PORT, HomeOption, PortOption
+from recgraph.cli.local import HOME, PORT, HomeOption, PortOption
 from recgraph.cli.output import errors
 from recgraph.cli.train import progress_bars
 
-DEMO_HOME = Path(".recgraph/demo")
-
 
 def demo(
-    home: HomeOption = DEMO_HOME,
+    home: HomeOption = HOME,
     port: PortOption = PORT,
     ratings: Annotated[Path | None, typer.Option(help="MovieLens-format ratings; with --items.")] = None,
     items: Annotated[Path | None, typer.Option(help="MovieLens-format items; with --ratings.")] = None,
@@ -60,7 +58,7 @@ def demo(
     )
     with errors(), progress_bars() as progress:
         Demo(options, typer.echo, print_answer, progress).run()
-    where = f" --home {home}"
+    where = "" if home == HOME else f" --home {home}"
     if keep_up:
         typer.echo(f"the graph is up on port {port}; next: recgraph ask USER --explain --port {port}")
         typer.echo(f"                               recgraph bench{where}, recgraph local down{where}")
