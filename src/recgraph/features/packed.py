@@ -28,12 +28,8 @@ class PackedReader:
         """Blocks by role; also raises StageFailure("features_schema") for a blob of another schema."""
         if not ids or not views:
             return {view.role: codec_of(view).decode([None] * len(ids), now_s=now_s) for view in views}
-        encoded = [entity_id.encode() for entity_id in ids]
-        keys = [
-            prefix + entity_id
-            for prefix in (blob_prefix(self._project, view.name) for view in views)
-            for entity_id in encoded
-        ]
+        prefixes = [blob_prefix(self._project, view.name).decode() for view in views]
+        keys = [prefix + entity_id for prefix in prefixes for entity_id in ids]
         blobs = await self._store.call(self._store.get().mget(keys), timeout_s)
         rows = len(ids)
         return {

@@ -20,7 +20,6 @@ from recgraph.errors import DataError, StageFailure
 T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S = 1.0
-_SOCKET_TIMEOUT_S = 5.0  # A backstop; each call has a bound of its own.
 
 
 def redis_url(address: str) -> str:
@@ -93,7 +92,8 @@ class OnlineStoreClient:
                 connection_class=_TlsConnection if self._url.startswith("rediss:") else _Connection,
                 max_connections=self._max_connections,
                 timeout=None,
-                socket_timeout=_SOCKET_TIMEOUT_S,
+                # Every call has a bound of its own; one more per answer would cost a third of a pipeline's time.
+                socket_timeout=None,
                 socket_connect_timeout=_CONNECT_TIMEOUT_S,
                 # A restarted server leaves dead sockets in the pool: one immediate second attempt, no waiting.
                 retry=Retry(NoBackoff(), 1),

@@ -29,7 +29,7 @@ from recgraph.features.schema import FeatureSet, ViewSchema
 from recgraph.redis_process import RedisProcess, start_redis
 
 # ibis, DuckDB and pandas warn of each other.
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 REPO = Path(__file__).parents[3] / "feast_repo"
 START = datetime(2024, 1, 1, tzinfo=UTC)
