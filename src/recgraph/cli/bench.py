@@ -87,24 +87,22 @@ def faiss(
         Literal["flat", "hnsw", "ivf", "ivfpq"] | None, typer.Option(help="By default as training chooses.")
     ] = None,
     data: Annotated[
-        list[Literal["clustered", "gaussian"]],
-        typer.Option(help="clustered (as towers make vectors), gaussian (worst case)."),
-    ] = [  # noqa: B006
-        "clustered",
-        "gaussian",
-    ],
+        Literal["both", "clustered", "gaussian"],
+        typer.Option(help="clustered: as towers make vectors; gaussian: the worst case."),
+    ] = "both",
     json: JsonOption = False,
 ) -> None:
     """Search the nearest items of a user on one thread, at recall@k >= 0.95, and by exact search."""
     from recgraph.bench import faiss as bench
 
+    chosen = tuple(bench.VECTORS) if data == "both" else (data,)
     with errors():
-        result = bench.bench_faiss(items, dim, k, kind=kind, data=tuple(data), progress=_note())
+        result = bench.bench_faiss(items, dim, k, kind=kind, data=chosen, progress=_note())
     if json:
         print_json(result)
         return
-    rows = [[name, *(result[data_name][name] for data_name in data)] for name in result[data[0]]]
-    print_table([f"{items:,} x {dim}, k={k}, one thread", *data], [[str(cell) for cell in row] for row in rows])
+    rows = [[name, *(str(result[column][name]) for column in chosen)] for name in result[chosen[0]]]
+    print_table([f"{items:,} x {dim}, k={k}, one thread", *chosen], rows)
     typer.echo(f"peak memory of this process: {result['peak_memory_mb']} MiB")
 
 
