@@ -95,9 +95,9 @@ def choose(
     positions, weights = [np.flatnonzero(is_positive)], [np.zeros(int(is_positive.sum()))]
     for stratum, count in zip(strata, counts, strict=True):
         negatives = stratum[~is_positive[stratum]]
-        if len(negatives) == 0:
-            continue
         take = min(count, len(negatives))
+        if take == 0:
+            continue
         positions.append(np.sort(rng.choice(negatives, take, replace=False)))
         weights.append(np.full(take, np.log(len(negatives) / take)))
     chosen = np.concatenate(positions).astype(np.int64)
