@@ -67,6 +67,9 @@ class RerankStage(Stage):
 
     async def work(self, run: Run) -> Outcome:
         """Reads and scores the head, then makes the page."""
+        return self._remembered(run, await self._rerank(run))
+
+    async def _rerank(self, run: Run) -> Outcome:
         ranked = await self.offload(lambda: rank(run))
         head = head_of(run, ranked)
         if not len(head):
@@ -94,7 +97,7 @@ class RerankStage(Stage):
         head = head_of(run, ranked)
         nothing = [""] * len(head)
         facts = Facts(nothing, nothing, np.full(len(head), np.nan), head.scores, None)
-        return self._page(run, ranked, head, facts, frozenset())
+        return self._remembered(run, self._page(run, ranked, head, facts, frozenset()))
 
     def _page(self, run: Run, ranked: Ranked, head: Ranked, facts: Facts, gone: frozenset[str]) -> Outcome:
         rules = run.scene.rules
@@ -135,7 +138,6 @@ class RerankStage(Stage):
         below = [ranked.items[row] for row in others[len(extra) :]]
         page = head.rows(rows)
         items = page.items + [ranked.items[row] for row in extra]
-        self._remember(run, items + below)
         return Outcome(
             items=items,
             scores=score[rows].tolist() + ranked.scores[extra].tolist(),
@@ -144,10 +146,12 @@ class RerankStage(Stage):
             short=size - len(items),
         )
 
-    def _remember(self, run: Run, items: list[str]) -> None:
-        """Keeps the result for recall's fallback, unless it came from that fallback."""
+    def _remembered(self, run: Run, outcome: Outcome) -> Outcome:
+        """Keeps the result for recall's fallback, unless it came from that fallback. On the event loop."""
+        items = [*outcome.items, *outcome.removed["below_page"]]
         if items and not any(entry.stage == "recall" for entry in run.envelope.degraded):
             self.deps.cache.remember_result(run.user_id, run.envelope.user.scene, items[:_REMEMBER])
+        return outcome
 
 
 def page_size(run: Run) -> int:
