@@ -46,10 +46,10 @@ def filled_store(repo: Path, items: Sequence[str], users: Sequence[str], seed: i
         store = FeatureStore(config=_config(Path(folder), redis.url))
         store.apply(definitions)
         features = feature_set(store)
-        rng = np.random.default_rng(seed)
+        rng, online = np.random.default_rng(seed), PackedRedisOnlineStore()
         for view in features.views:
             rows = [_row(rng, view, key, now, items) for key in (items if view.entity == "item" else users)]
-            PackedRedisOnlineStore().online_write_batch(store.config, store.get_feature_view(view.name), rows, None)
+            online.online_write_batch(store.config, store.get_feature_view(view.name), rows, None)
         yield FilledStore(store, features, redis.url, now.timestamp())
 
 

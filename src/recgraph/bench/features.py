@@ -151,13 +151,13 @@ async def _ledger(filled: FilledStore, items: list[str], bundle: Bundle) -> list
 
     users, blocks = await user_read(), await item_read()
     inputs = fine_inputs(_USER, items, users, blocks, context)
-    encoded = model._encoder.encode(inputs)
+    encoded = model.encode(inputs)
 
     async def assembly() -> None:
         fine_inputs(_USER, items, users, blocks, context)
 
     async def lookup() -> None:
-        model._encoder.encode(inputs)
+        model.encode(inputs)
 
     async def forward() -> None:
         model.score(encoded)
