@@ -53,6 +53,11 @@ class TrainingConfig:
     ranking: RankingConfig = field(default_factory=RankingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    def __post_init__(self) -> None:
+        """The rankers' requests lie between the first of the past recall models and one horizon before the split."""
+        if self.past_recalls < 2:
+            raise ValueError(f"past_recalls {self.past_recalls} is less than 2")
+
 
 @dataclass(frozen=True)
 class Definitions:
@@ -87,14 +92,14 @@ class Window:
 
     @property
     def horizon(self) -> int:
-        """How long after a request its clicks count."""
-        return self.end + 1 - self.split
+        """How long after a training request its clicks count: as long as in the evaluation, if history is long enough
+        to hold four of them."""
+        return max(1, min(self.end + 1 - self.split, (self.split - self.start) // 4))
 
     def past_cuts(self, count: int) -> list[int]:
-        """Moments, one horizon apart and before the split, that leave at least half of the history before them."""
+        """At most `count` moments, one horizon apart and before the split, in the later half of the history."""
         cuts = [self.split - step * self.horizon for step in range(count, 0, -1)]
-        middle = self.start + (self.split - self.start) // 2
-        return [cut for cut in cuts if cut > middle] or [middle]
+        return [cut for cut in cuts if 2 * (self.split - cut) <= self.split - self.start]
 
 
 async def train_bundle(job: TrainingJob) -> Path:

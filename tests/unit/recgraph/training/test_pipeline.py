@@ -1,0 +1,183 @@
+"""The pipeline: one small run makes a bundle that opens, loads, says where it came from, and is made again equal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recgraph.bundle import STAGES, Bundle
+from recgraph.data import sources, synthetic
+from recgraph.data.log import HOUR_US, EventLog
+from recgraph.errors import DataError
+from recgraph.features.schema import FeatureSet, Field, ViewSchema
+from recgraph.models import coarse, fine, recall, rerank
+from recgraph.scenes import Quotas, Scene
+from recgraph.stages.warmup import recorded
+from recgraph.training.evaluate import EvaluationConfig
+from recgraph.training.fit import FitConfig
+from recgraph.training.pipeline import (
+    Definitions,
+    TrainingConfig,
+    TrainingJob,
+    read_config,
+    time_split,
+    train_bundle,
+)
+from recgraph.training.rankers import RankingConfig
+from recgraph.training.retrieval import RetrievalConfig
+
+ONE = FitConfig(epochs=1)
+CONFIG = TrainingConfig(
+    past_recalls=2,
+    warmup_requests=3,
+    retrieval=RetrievalConfig(epochs=1, batch=128, uniform_negatives=128, index_queries=20),
+    ranking=RankingConfig(requests=40, coarse_fit=ONE, fine_fit=ONE, rerank_fit=ONE),
+    evaluation=EvaluationConfig(sample=10),
+)
+SCENES = {"home_feed": Scene(recall=Quotas(ann=60, i2i=40, hot=30, fresh=20), coarse_keep=50), "other": Scene()}
+
+
+def definitions(folder: Path) -> Definitions:
+    """Views as Feast would describe the sources, without the seconds that importing it takes."""
+    import pyarrow.parquet as pq
+
+    kinds = {"float": "float32", "int64": "int64", "string": "text", "list<element: string>": "text_list"}
+    kinds |= {"list<element: float>": "float32_list", "list<element: int64>": "int64_list"}
+    views = []
+    for role in sources.VIEWS:
+        schema = pq.read_schema(folder / f"{role}.parquet")
+        entity = "user" if role.startswith("user") else "item"
+        fields = [Field(f.name, kinds[str(f.type)]) for f in schema if str(f.type) in kinds]
+        fields = [one for one in fields if one.name != f"{entity}_id"]
+        views.append(ViewSchema(f"{role}_v1", entity, 0, tuple(fields)))
+    user = ("user_profile_v1", "user_clicks_v1")
+    services = {
+        "recall": (*user, "user_seen_v1", "item_profile_v1"),
+        "coarse": (*user, "item_stats_v1"),
+        "fine": (*user, "item_profile_v1", "item_stats_v1"),
+        "rerank": (*user, "item_profile_v1", "item_stats_v1"),
+    }
+    return Definitions(FeatureSet("p", tuple(views), services), "registry-1")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> TrainingJob:
+    folder = tmp_path_factory.mktemp("pipeline")
+    world = synthetic.make_world(synthetic.parameters(1000, 100, 12_000, days=20, seed=7))
+    sources.write_sources(world, folder / "offline", sources.span_of(world, 6 * HOUR_US))
+    return TrainingJob(
+        world, folder / "offline", folder / "bundles", definitions(folder / "offline"), SCENES, seed=3, config=CONFIG
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(job: TrainingJob) -> Bundle:
+    return Bundle.open(asyncio.run(train_bundle(job)), verify="hash")
+
+
+def test_every_stage_loads_and_says_which_bundle_it_is_of(bundle: Bundle):
+    for stage in (recall, coarse, fine, rerank):
+        assert stage.load(bundle, threads=1).bundle_version == bundle.version
+    assert len(bundle.item_ids) == 1000
+    assert len(bundle.user_ids) == 100
+
+
+def test_the_lineage_says_what_was_used(bundle: Bundle, job: TrainingJob):
+    lineage, log = bundle.manifest.lineage, job.world.log
+    split = int(log.time_us[int(len(log) * 0.9)])
+    assert lineage.seed == 3
+    assert lineage.registry_version == "registry-1"
+    assert lineage.data_window.split == split // 1_000_000
+    assert lineage.data_window.start <= lineage.data_window.split <= lineage.data_window.end
+    assert lineage.parameters["training"]["ranking"]["requests"] == 40
+    assert lineage.parameters["training"]["ranking"]["seed"] == 3
+
+
+def test_metrics_of_every_stage_are_there(bundle: Bundle):
+    metrics = bundle.manifest.metrics
+    assert {"final", "popular_all", "popular_7d", "popular_3d_live"} <= metrics["ndcg20"].keys()
+    assert {"merged", "ann", "i2i", "hot", "fresh"} <= metrics["recall"].keys()
+    assert {"auc", "gauc"} <= metrics["coarse"].keys() & metrics["fine"].keys()
+
+
+def test_pools_are_of_every_scene_and_warm_up_requests_of_every_stage(bundle: Bundle):
+    assert set(bundle.pools) == {"home_feed", "other"}
+    for stage in STAGES:
+        envelopes = recorded(bundle.path, stage)
+        assert len(envelopes) == 3
+        assert all(not one.trace and not one.degraded for one in envelopes)
+        assert all((one.items is None) == (stage == "recall") for one in envelopes)
+    assert len(recorded(bundle.path, "coarse")[0].items or []) > len(recorded(bundle.path, "fine")[0].items or []) == 50
+
+
+def test_the_same_job_makes_the_same_files(bundle: Bundle, job: TrainingJob, tmp_path: Path):
+    again = Bundle.open(asyncio.run(train_bundle(replace(job, bundles=tmp_path))))
+    differing = [name for name, entry in again.manifest.files.items() if bundle.manifest.files.get(name) != entry]
+    assert differing == []
+    assert again.version == bundle.version
+
+
+def test_a_scene_that_is_not_configured_is_refused(job: TrainingJob):
+    with pytest.raises(DataError, match="scene 'home_feed' is not configured, known are: other"):
+        asyncio.run(train_bundle(replace(job, scenes={"other": Scene()})))
+
+
+def log_at(times: list[int]) -> EventLog:
+    size = len(times)
+    rows = np.zeros(size, np.int32)
+    return EventLog(rows, rows, np.array(times), np.ones(size, bool), np.full(size, np.nan, np.float32), 1, 1)
+
+
+def test_the_split_is_by_time():
+    window = time_split(log_at(list(range(200))), 0.9)
+    assert (window.start, window.split, window.end, window.horizon) == (0, 180, 199, 20)
+    assert window.past_cuts(2) == [140, 160]
+    assert window.past_cuts(9) == [100, 120, 140, 160]
+
+
+def test_past_cuts_leave_half_of_the_history():
+    window = time_split(log_at([*range(180), *range(180, 2000, 91)]), 0.9)
+    assert window.horizon == 45
+    assert window.past_cuts(3) == [90, 135]
+
+
+@pytest.mark.parametrize(
+    ("times", "share", "message"),
+    [(list(range(99)), 0.9, "99 events"), ([5] * 200, 0.9, "at one moment"), (list(range(200)), 1.0, "between")],
+)
+def test_what_cannot_be_split_is_refused(times: list[int], share: float, message: str):
+    with pytest.raises(DataError, match=message):
+        time_split(log_at(times), share)
+
+
+def test_a_configuration_file_sets_what_it_names(tmp_path: Path):
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps({"retrieval": {"epochs": 2}, "ranking": {"fine_fit": {"epochs": 3}}}))
+    config = read_config(path)
+    assert config.retrieval.epochs == 2
+    assert config.ranking.fine_fit.epochs == 3
+    assert config.ranking.requests == RankingConfig().requests
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: 2", r"unknown key 'epochs' at `\$`"),
+        ("ranking: {fine_fit: {epoch: 2}}", r"unknown key 'epoch' at `\$\.ranking\.fine_fit`"),
+        ("retrieval: {epoch: 2}", "'epoch'"),
+        ("retrieval: {epochs: many}", r"\$\.retrieval\.epochs"),
+        ("past_recalls: 1", "less than 2"),
+        ("- 1", "object"),
+        ("a: [", "c.yaml"),
+    ],
+)
+def test_a_configuration_that_is_wrong_names_the_key(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_config(path)
