@@ -24,8 +24,8 @@ from kserve import Model, ModelServer
 from recgraph import contract, logs
 from recgraph.edge import Edge, ProcessState
 from recgraph.errors import ClientError
-from recgraph.settings import Settings
-from recgraph_predictors import metrics
+from recgraph.metrics import StageMetrics
+from recgraph.settings import Budgets, Settings
 
 Runner = Callable[[contract.Envelope], Awaitable[contract.Envelope]]
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
@@ -90,8 +90,11 @@ class EnvelopeModel(HostedModel):
         *,
         stage: str,
         build: Callable[[], Awaitable[Runner]],
+        bundle: str = "",
+        whole_ms: float = Budgets().whole,
     ) -> None:
         super().__init__(name, state)
+        self._metrics = StageMetrics(stage, bundle, whole_ms=whole_ms)
         self._stage = stage
         self._build = build
         self._run: Runner | None = None
@@ -109,9 +112,13 @@ class EnvelopeModel(HostedModel):
             envelope = self._parse(payload, header, headers.get("traceparent", ""))
             logs.request_id.set(envelope.request_id)
             known = len(envelope.degraded)
-            answered = await self._run(envelope)
-            metrics.count(self._stage, answered, answered.degraded[known:])
+            with self._metrics.failures(envelope):
+                answered = await self._run(envelope)
+            self._metrics.answered(answered, answered.degraded[known:])
             for entry in answered.degraded[known:]:
+                if entry.reason == "other_bundle":
+                    # The caller's connection leads to pods that its requests have left: it shall open a new one.
+                    response_headers["connection"] = "close"
                 _log.info("degraded", extra={"stage": entry.stage, "reason": entry.reason, "action": entry.action})
             response_headers["content-type"] = "application/json"
             response_headers["x-request-id"] = _header(answered.request_id)
@@ -129,7 +136,7 @@ class EnvelopeModel(HostedModel):
 
     def _refusal(self, error: ClientError, payload: bytes, header: str) -> Refused:
         request_id = logs.request_id.get() or contract.request_id_of(payload, header)
-        metrics.refused(self._stage, error.status)
+        self._metrics.refused(error)
         _log.info("refused", extra={"status": error.status, "error": str(error), "request_id": request_id})
         return Refused(error.status, contract.error_body(error, request_id), request_id)
 

@@ -42,10 +42,15 @@ class User(Struct, kw_only=True):
     scene: Id
 
 
-class BundleRef(Struct, kw_only=True):
-    """The bundle that an envelope belongs to."""
+class BundleRef(Struct, kw_only=True, omit_defaults=True):
+    """The bundle that an envelope belongs to; `stages` names the bundles of single stages that another one serves."""
 
     version: Id
+    stages: dict[str, Id] = field(default_factory=dict)
+
+    def of(self, stage: str) -> str:
+        """The bundle that serves a stage."""
+        return self.stages.get(stage, self.version)
 
 
 class Degraded(Struct, kw_only=True):

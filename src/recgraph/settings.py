@@ -68,8 +68,10 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    bundle: Path
-    """Directory of the bundle that this process serves."""
+    bundle: Path = Path("/mnt/models")
+    """Directory of the bundle that this process serves; by default where KServe mounts one."""
+    arms: Path | None = None
+    """entry: arms (JSON) to start with, until the cache Redis says what is in force. None: `bundle` for everyone."""
     scenes: Path
     """Scene configuration (YAML); read again when it changes."""
     features_redis: str = "redis://127.0.0.1:6379/0"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
+from recgraph import metrics
 from recgraph.bundle import Bundle
 from recgraph.cache import RedisCache
 from recgraph.clock import DataClock
@@ -78,7 +79,8 @@ class Transformer:
         )
         await self._connect(client, reader, cache)
         await self._warm(deps)
-        stage = STAGES[self._stage](deps)
+        metrics.watch_writes(self._stage, cache.writes)
+        stage = STAGES[self._stage](metrics.counting(deps, self._stage))
 
         async def run(envelope: Envelope) -> Envelope:
             return await stage.run(envelope)
@@ -133,5 +135,12 @@ def run(stage: str, argv: Sequence[str] | None = None) -> None:
     state = ProcessState(args.model_name)
     bundle = Bundle.open(settings.bundle)
     transformer = Transformer(stage, args.model_name, args.predictor_host, bundle, settings)
-    model = host.EnvelopeModel(args.model_name, state, stage=stage, build=transformer.build)
+    model = host.EnvelopeModel(
+        args.model_name,
+        state,
+        stage=stage,
+        build=transformer.build,
+        bundle=bundle.version,
+        whole_ms=settings.budgets.whole,
+    )
     host.serve(model, args, settings, grpc=False)

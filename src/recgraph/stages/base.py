@@ -99,6 +99,8 @@ class Run:
     reserve_ms: float
     fallback_ms: float
     read_share: float
+    misrouted: str = ""
+    """The bundle that the request belongs to, where it is not the one that this stage serves."""
     started: float = field(default_factory=time.perf_counter)
     degraded: list[Degraded] = field(default_factory=list)
 
@@ -148,7 +150,7 @@ class Stage(ABC):
     async def run(self, envelope: Envelope) -> Envelope:
         """The envelope with this stage's candidates, scores, trace and fallbacks.
 
-        Raises BadRequest for an unknown scene and for a bundle that this stage does not serve.
+        Raises BadRequest for an unknown scene, and from a direct caller for a bundle that this stage does not serve.
         """
         run = self._begin(envelope)
         self._in_flight += 1
@@ -192,14 +194,17 @@ class Stage(ABC):
     async def _attempt(self, run: Run) -> Outcome:
         if self._in_flight > self.deps.max_in_flight:
             raise StageFailure("overload", f"{self._in_flight} requests in flight")
+        if run.misrouted:
+            raise StageFailure("other_bundle", f"the request belongs to bundle {run.misrouted[:64]!r}")
         if run.predict_ms() <= 0.0:
             raise StageFailure("deadline", "no time left for this stage")
         return await self.work(run)
 
     def _begin(self, envelope: Envelope) -> Run:
         served = self.deps.bundle.version
-        asked = envelope.bundle.version if envelope.bundle else served
-        if asked != served:
+        asked = envelope.bundle.of(self.name) if envelope.bundle else served
+        # With an arm it comes from entry: a connection older than a promote leads here, no fault of the client.
+        if asked != served and not envelope.arm:
             raise BadRequest(
                 f"Unknown bundle {asked[:64]!r}, this {self.name} stage serves {served!r}", "$.bundle.version"
             )
@@ -215,13 +220,14 @@ class Stage(ABC):
             reserve_ms=budgets.reserve_ms(self.name),
             fallback_ms=budgets.fallback_ms + self.fallback_read_ms,
             read_share=budgets.read_share,
+            misrouted=asked if asked != served else "",
         )
 
     def _finish(self, run: Run, outcome: Outcome) -> Envelope:
         envelope = run.envelope
         envelope.items, envelope.scores = outcome.items, outcome.scores
         envelope.sources, envelope.coarse_scores = outcome.sources, outcome.coarse_scores
-        envelope.bundle = BundleRef(version=self.deps.bundle.version)
+        envelope.bundle = envelope.bundle or BundleRef(version=self.deps.bundle.version)
         removed = {reason: len(ids) for reason, ids in outcome.removed.items() if ids}
         envelope.trace.append(
             TraceEntry(

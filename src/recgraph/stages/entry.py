@@ -9,10 +9,9 @@ from typing import Final
 
 from recgraph.contract import BundleRef, Envelope, TraceEntry
 from recgraph.deadline import Deadline
+from recgraph.release.arms import Arms, assign
 from recgraph.scenes import Scenes
-from recgraph.settings import RANKING_STAGES, Budgets
-
-STABLE: Final = "stable"
+from recgraph.settings import Budgets
 
 
 class EntryStage:
@@ -28,13 +27,13 @@ class EntryStage:
         self,
         *,
         scenes: Scenes,
-        bundle_version: str,
+        arms: Callable[[], Arms],
         budgets: Budgets,
         record_sample: float = 0.0,
         wall_ms: Callable[[], float] = lambda: time.time() * 1000.0,
     ) -> None:
         self._scenes = scenes
-        self._bundle_version = bundle_version
+        self._arms = arms
         self._budgets = budgets
         self._record_sample = record_sample
         self._wall_ms = wall_ms
@@ -44,8 +43,9 @@ class EntryStage:
         started, arrived_ms = time.perf_counter(), self._wall_ms()
         scene = self._scenes.get(envelope.user.scene)
         deadline = Deadline(time.monotonic() + self._budgets.whole / 1000.0)
-        envelope.arm = {layer: {STABLE: True} for layer in RANKING_STAGES}
-        envelope.bundle = BundleRef(version=self._bundle_version)
+        assigned = assign(self._arms(), envelope.user.user_id)
+        envelope.arm = assigned.arm
+        envelope.bundle = BundleRef(version=assigned.bundle, stages=assigned.stages)
         envelope.page_size = scene.page_size
         envelope.record = envelope.explain or sampled(envelope.request_id, self._record_sample)
         ms = (time.perf_counter() - started) * 1000.0
