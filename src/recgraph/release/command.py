@@ -27,7 +27,8 @@ _PROBE_S = 2.0
 @app.command()
 def publish(
     caches_redis: RedisOption,
-    file: Annotated[Path, typer.Option("--file", help="arms.json, as the chart renders it from the values.")],
+    file: Annotated[Path | None, typer.Option("--file", help="arms.json, as the chart renders it.")] = None,
+    text: Annotated[str, typer.Option("--arms", help="The same as text, instead of a file.")] = "",
     ready: Annotated[
         list[str] | None, typer.Option("--ready", help="A URL that has to answer 200 first; may be repeated.")
     ] = None,
@@ -41,7 +42,7 @@ def publish(
     Exit code 0: they are. 1: an older version than the one in force, or no Redis. 2: --ready did not answer in time.
     """
     with _errors():
-        arms = store.start_value(file, lambda: "")
+        arms = _arms(file, text)
         if _has_users(arms):
             _wait_ready(ready or [], timeout)
         store.publish(caches_redis, arms, replace=replace)
@@ -71,6 +72,12 @@ def show(caches_redis: RedisOption) -> None:
         if held is None:
             raise DataError("no arms were published yet: entries serve the stable bundle that they started with")
     typer.echo(arms_of.encode(held).decode())
+
+
+def _arms(file: Path | None, text: str) -> Arms:
+    if (file is None) == (not text):
+        raise typer.BadParameter("give either --file or --arms")
+    return arms_of.parse(text, "--arms") if file is None else store.read_file(file)
 
 
 def _has_users(arms: Arms) -> bool:

@@ -160,8 +160,11 @@ def start_value(path: Path | None, bundle_version: Callable[[], str]) -> Arms:
 
     Raises DataError for a file that is no arms.
     """
-    if path is None:
-        return arms_of.of_bundle(bundle_version())
+    return arms_of.of_bundle(bundle_version()) if path is None else read_file(path)
+
+
+def read_file(path: Path) -> Arms:
+    """Arms of a file. Raises DataError with its path."""
     try:
         return arms_of.parse(path.read_bytes(), str(path))
     except OSError as error:
