@@ -5,19 +5,23 @@ ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS build
 # torch's index: the CPU build by default; for CUDA 12.8 .../whl/cu128. Empty: the ordinary index.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 RUN python -m venv /app/venv
-COPY pyproject.toml constraints.txt docker/requirements.py ./
+COPY constraints.txt ./
 # torch alone comes from there: every other package would be looked for in that index too.
-RUN /app/venv/bin/pip install ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} --retries 1 --no-deps -c constraints.txt torch
-RUN python requirements.py jobs > requirements.txt && /app/venv/bin/pip install -c constraints.txt -r requirements.txt
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /app/venv/bin/pip install ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} --retries 1 --no-deps -c constraints.txt torch
+COPY pyproject.toml docker/requirements.py ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python requirements.py jobs > requirements.txt && /app/venv/bin/pip install -c constraints.txt -r requirements.txt
 COPY LICENSE ./
 RUN touch README.md
 COPY src src
 COPY predictors predictors
 COPY transformers transformers
-RUN /app/venv/bin/pip install --no-deps .
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /app/venv/bin/pip install --no-deps .
 COPY docker/prune.sh ./
 RUN sh prune.sh /app/venv
 
