@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from recgraph.bundle import IdMap
 from recgraph.data import synthetic
 from recgraph.data.log import sorted_log
+from recgraph.data.stats import UserProfiles
 from recgraph.data.world import World
-from recgraph.features.assembly import USER_FEATURES
+from recgraph.features.assembly import USER_FEATURES, Context, user_dense
+from recgraph.features.reader import ListColumn, ViewBlock
 from recgraph.models.recall import RecallModel
 from recgraph.training.retrieval import (
     Retrieval,
@@ -87,6 +90,30 @@ def test_requests_know_only_what_was_before(world):
         assert requests.clicks.row(row).tolist() == mine[::-1][:50].tolist()
         assert requests.dense[row, USER_FEATURES.index("clicks_all")] == len(mine)
     assert (requests.ages_s >= 0).all()
+
+
+@pytest.mark.parametrize("rated", [False, True])
+def test_user_features_are_those_of_serving(world, rated):
+    if rated:
+        rating = np.where(world.log.clicked, 7 + world.log.item_row % 3, np.nan).astype(np.float32)
+        world = World(world.users, world.items, replace(world.log, rating=rating), world.meta)
+    users = np.repeat(np.arange(120), 2)
+    times = np.tile([world.log.start_us + 9_999_999, world.end_us - 123_456], 120)
+    found = requests_at(world, users, times)
+    columns = UserProfiles(world).as_of(users, times - 1)
+    for row in range(len(users)):
+        one = {name: _one_row(column, row) for name, column in columns.items()}
+        clicks = ListColumn(found.clicks.row(row), np.array([0, len(found.clicks.row(row))]))
+        nothing = np.array([columns["first_event_time"][row] == 0])
+        masks = (nothing, np.zeros(1, bool), np.zeros(1, np.int64))
+        blocks = {"user_profile": ViewBlock(1, one, *masks), "user_clicks": ViewBlock(1, {"item_ids": clicks}, *masks)}
+        np.testing.assert_array_equal(found.dense[row], user_dense(blocks, Context.at(times[row] / 1e6))[0])
+
+
+def _one_row(column: np.ndarray | ListColumn, row: int) -> np.ndarray | ListColumn:
+    if isinstance(column, ListColumn):
+        return ListColumn(column.row(row), np.array([0, len(column.row(row))]))
+    return column[row : row + 1]
 
 
 def test_ids_without_clicks_are_unknown_to_the_item_tower(world, split):
