@@ -24,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _RAW: Final = (b"content-type", b"application/x-recgraph")
 _JSON: Final = (b"content-type", b"application/json")
 _CLOSE: Final = (b"connection", b"close")
+_DISCARD_BYTES: Final = 16 << 20
 
 
 @dataclass
@@ -89,8 +90,12 @@ def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
 
 
 async def _read(receive: Receive, announced: int) -> bytes | None:
-    """The whole body, or None when the client has gone. Raises TooLarge as soon as it is beyond the limit."""
-    if announced > contract.MAX_BODY_BYTES:
+    """The whole body, or None when the client has gone. Raises TooLarge for one beyond the limit.
+
+    What is too large is read to its end and thrown away, up to a bound: a client that is still sending when the
+    connection closes would see a broken pipe instead of the answer.
+    """
+    if announced > _DISCARD_BYTES:
         raise TooLarge(f"The body has {announced} bytes, the limit is {contract.MAX_BODY_BYTES}")
     chunks: list[bytes] = []
     size = 0
@@ -100,10 +105,14 @@ async def _read(receive: Receive, announced: int) -> bytes | None:
             return None
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
+        whole = not message.get("more_body", False)
         if size > contract.MAX_BODY_BYTES:
-            raise TooLarge(f"The body has more than {contract.MAX_BODY_BYTES} bytes")
+            chunks.clear()
+            if whole or size > _DISCARD_BYTES:
+                raise TooLarge(f"The body has more than {contract.MAX_BODY_BYTES} bytes")
+            continue
         chunks.append(chunk)
-        if not message.get("more_body", False):
+        if whole:
             return b"".join(chunks)
 
 

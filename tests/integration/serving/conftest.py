@@ -129,7 +129,7 @@ def _write_fine(folder: Path, count: int) -> None:
 
 
 def write_features(url: str) -> None:
-    """Features of all items and of user u1, who has clicked i0..i9 and seen i0..i19; i30..i39 are not available."""
+    """Features of all items and of user u1, who has clicked and seen i0..i9; i30..i39 are not available."""
     blobs: dict[bytes, bytes] = {}
     features = feature_set()
     views = {view.role: view for view in features.views}
@@ -151,7 +151,7 @@ def write_features(url: str) -> None:
     times = [NOW_S - 60 * number for number in range(10)]
     put("user_clicks", "u1", {"item_ids": clicked, "times": times, "categories": ["news"] * 10})
     put("user_profile", "u1", {"clicks_all": 10.0, "top_categories": ["news"], "category_clicks": [10.0]})
-    put("user_seen", "u1", {"item_ids": [f"i{number}" for number in range(20)]})
+    put("user_seen", "u1", {"item_ids": [f"i{number}" for number in range(10)]})
     with redis.Redis.from_url(url) as client:
         client.mset(blobs)  # type: ignore[arg-type]
 

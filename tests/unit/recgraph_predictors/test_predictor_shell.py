@@ -1,0 +1,127 @@
+"""A predictor's way from a v2 request to its answer, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc_interceptor.exceptions import ResourceExhausted
+from kserve import InferInput, InferRequest, InferResponse
+from kserve.errors import InvalidInput, ModelNotReady
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+from recgraph import logs, tensors
+from recgraph.edge import ProcessState
+from recgraph.models.base import Tensors
+from recgraph.settings import Settings
+from recgraph_predictors.shell import Predictor
+
+
+class _Model:
+    """Scores an item by the length of its id, and remembers the request it worked for."""
+
+    bundle_version = "v1"
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.calls = 0
+
+    def predict(self, inputs: Tensors) -> Tensors:
+        self.calls += 1
+        self.entered.set()
+        self.gate.wait(5.0)
+        ids = inputs["item_id"]
+        if len(ids) > 5:
+            raise ValueError("too many")
+        return {"score": np.array([len(each) for each in ids], np.float32), "id": ids}
+
+
+def _predictor(model: _Model | None, **settings: Any) -> Predictor:
+    made = Predictor(
+        "fine",
+        ProcessState("fine"),
+        stage="fine",
+        bundle=SimpleNamespace(version="v1"),  # type: ignore[arg-type]
+        load=lambda *_, **__: _Model(),
+        settings=Settings(bundle=Path("/b"), scenes=Path("/s"), **settings),
+    )
+    made._model = model
+    return made
+
+
+def _grpc(**arrays: Any) -> InferRequest:
+    request = pb.ModelInferRequest(model_name="fine", id="req_1")
+    for name, array in arrays.items():
+        datatype, raw = tensors.encode(name, array)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(raw)
+    return InferRequest.from_grpc(request)
+
+
+def _ids(*values: bytes) -> Any:
+    out = np.empty(len(values), object)
+    out[:] = values
+    return out
+
+
+async def test_grpc_tensors_in_and_out_with_the_bundles_version() -> None:
+    answer = await _predictor(_Model()).predict(_grpc(item_id=_ids(b"a", "üb".encode())), {})
+    assert isinstance(answer, pb.ModelInferResponse)
+    assert (answer.id, answer.model_version) == ("req_1", "v1")
+    found = {
+        output.name: tensors.decode(output.name, output.datatype, output.shape, raw)
+        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+    assert found["score"].tolist() == [1.0, 3.0]
+    assert found["id"].tolist() == [b"a", "üb".encode()]
+    assert logs.request_id.get() == ""
+
+
+async def test_rest_is_answered_in_json() -> None:
+    asked = InferInput("item_id", [2], "BYTES")
+    asked._data = ["a", "bcd"]
+    answer = await _predictor(_Model()).predict(InferRequest("fine", [asked]), {})
+    assert isinstance(answer, InferResponse)
+    assert answer.to_rest()[0]["outputs"][0]["data"] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (_grpc(x=np.zeros(1, np.float32)), "the input 'item_id' is missing"),
+        (_grpc(item_id=_ids(*[b"a"] * 9)), "too many"),
+        ({"instances": []}, "Open Inference Protocol v2"),
+    ],
+)
+async def test_bad_tensors_are_the_callers_fault(request_: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        await _predictor(_Model()).predict(request_, {})
+
+
+async def test_nothing_is_predicted_before_the_model_is_there() -> None:
+    with pytest.raises(ModelNotReady):
+        await _predictor(None).predict(_grpc(item_id=_ids(b"a")), {})
+
+
+async def test_more_than_the_limit_is_refused_and_a_cancelled_call_leaves_the_queue() -> None:
+    model = _Model()
+    model.gate.clear()
+    predictor = _predictor(model, max_in_flight=2, executor_workers=1)
+    running = asyncio.create_task(predictor.predict(_grpc(item_id=_ids(b"a")), {}))
+    waiting = asyncio.create_task(predictor.predict(_grpc(item_id=_ids(b"a")), {}))
+    await asyncio.to_thread(model.entered.wait, 5.0)
+    with pytest.raises(ResourceExhausted):
+        await predictor.predict(_grpc(item_id=_ids(b"a")), {})
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    model.gate.set()
+    await running
+    await predictor.predict(_grpc(item_id=_ids(b"a")), {})
+    assert model.calls == 2, "the cancelled call never ran"
