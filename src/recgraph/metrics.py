@@ -48,6 +48,7 @@ _SCORE = Summary("recgraph_mean_score", "Mean score of a request's candidates af
 _OF_ANSWER: Final = ("arm", "bundle")
 _WHOLE = Histogram("recgraph_answer_seconds", "From entry to the end of rerank", _OF_ANSWER, buckets=BUCKETS)
 _ANSWERS_DEGRADED = Counter("recgraph_answers_degraded", "Pages with a fallback of any stage", _OF_ANSWER)
+_ANSWER_SCORE = Summary("recgraph_answer_score", "Mean score of a page without a fallback", _OF_ANSWER)
 _EMPTY = Counter("recgraph_empty_pages", "Pages without an item", _OF_ANSWER)
 _SHORT = Counter("recgraph_short_pages", "Pages that could not be filled", _OF_ANSWER)
 
@@ -131,6 +132,8 @@ class StageMetrics:
             _WHOLE.labels(*labels).observe(max(0.0, self._whole_ms - envelope.remaining_ms) / 1000.0)
         if envelope.degraded:
             _ANSWERS_DEGRADED.labels(*labels).inc()
+        elif envelope.scores:
+            _ANSWER_SCORE.labels(*labels).observe(sum(envelope.scores) / len(envelope.scores))
         if not envelope.items:
             _EMPTY.labels(*labels).inc()
         if envelope.trace and envelope.trace[-1].short:

@@ -24,6 +24,11 @@ def scenes_file() -> Path:
     return _find("RECGRAPH_SCENES", "inferencegraph/scenes.yaml", "")
 
 
+def chart_folder() -> Path:
+    """helm/recgraph: RECGRAPH_CHART, else the checkout's. Raises DataError if there is none."""
+    return _find("RECGRAPH_CHART", "helm/recgraph", "Chart.yaml")
+
+
 def _find(variable: str, relative: str, marker: str) -> Path:
     named = os.environ.get(variable)
     if named:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ STABLE = {"cascade": {"stable": True}}
 
 
 @pytest.fixture
-def bundle() -> Iterator[str]:
+def bundle() -> str:
     """A bundle label of the test's own: the registry is the process's."""
-    yield f"b{next(_numbers)}"
+    return f"b{next(_numbers)}"
 
 
 def _value(name: str, **labels: str) -> float:
