@@ -43,6 +43,8 @@ class Cluster:
             "RECGRAPH_FEATURES_REDIS": self.features_redis,
             "RECGRAPH_CACHES_REDIS": self.caches_redis,
             "RECGRAPH_CLOCK_OFFSET_S": repr(self.clock_offset_s),
+            # All start at once: a transformer had better wait for its predictor than begin with fallbacks.
+            "RECGRAPH_WARMUP_WAIT_S": "120",
         }
 
 
