@@ -14,8 +14,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 import redis
@@ -35,6 +36,7 @@ from recgraph.models.pairs import PairTable
 from recgraph.models.towers import ItemContent, Towers, TowerSizes
 from recgraph.redis_process import RedisProcess, start_redis
 
+T = TypeVar("T", bound=msgspec.Struct)
 ITEMS = [f"i{number}" for number in range(600)]
 CATEGORIES = ["news", "sport", "music", "films", "games"]
 NOW_S = 1_700_000_000
@@ -87,10 +89,10 @@ def write_bundle(root: Path) -> Path:
         ids = IdMap.build(writer.folder("ids/items"), (item.encode() for item in ITEMS))
         IdMap.build(writer.folder("ids/users"), (f"u{number}".encode() for number in range(20)))
         _write_recall(writer.folder("recall"))
-        config = coarse.CoarseConfig(items=len(ids), item_indicators=0, user_indicators=0)
+        config = _config(coarse.CoarseConfig, items=len(ids), item_indicators=0, user_indicators=0)
         coarse.write(writer.folder("coarse"), coarse.CoarseNetwork(config), config)
         _write_fine(writer.folder("fine"), len(ids))
-        rerank_config = rerank.RerankConfig(indicators=0)
+        rerank_config = _config(rerank.RerankConfig, indicators=0)
         rerank.write(writer.folder("rerank"), rerank.RerankNetwork(rerank_config), rerank_config)
         warm = {"recall": None, "coarse": ITEMS[:300], "fine": ITEMS[:100], "rerank": ITEMS[:100]}
         for stage, items in warm.items():
@@ -101,6 +103,12 @@ def write_bundle(root: Path) -> Path:
         lineage = Lineage("0" * 40, "1", {}, DataWindow(0, 1, 2), 7, {})
         pools = {"home_feed": {"hot": hot, "fresh": fresh}}
         return writer.commit(features=feature_set(), pools=pools, metrics={}, lineage=lineage, version="v-test")
+
+
+def _config(kind: type[T], **sizes: int) -> T:
+    """A network's configuration from those of the sizes that it asks for."""
+    asked = kind.__struct_fields__
+    return kind(**{name: size for name, size in sizes.items() if name in asked})
 
 
 def _write_recall(folder: Path) -> None:
@@ -122,7 +130,7 @@ def _write_recall(folder: Path) -> None:
 def _write_fine(folder: Path, count: int) -> None:
     IdMap.build(folder / "categories", (name.encode() for name in CATEGORIES))
     IdMap.build(folder / "creators", [b"someone"])
-    config = fine.FineConfig(items=count, categories=len(CATEGORIES), creators=1, indicators=0)
+    config = _config(fine.FineConfig, items=count, categories=len(CATEGORIES), creators=1, indicators=0)
     clicks = np.arange(400, dtype=np.int64)
     pairs = PairTable.build(clicks // 20, clicks % count, count, window=5, keep=10)
     fine.write(folder, fine.FineNetwork(config), config, pairs)

@@ -153,7 +153,9 @@ class Kit:
 
 
 def by_number(inputs: Tensors) -> Tensors:
-    """Scores i7 as 7 hundredths, and lower the further from there: an item's own, whatever its place."""
+    """Scores i7 as 7 thousandths; by place where the inputs have no ids (coarse)."""
+    if "item_id" not in inputs:
+        return {"score": np.arange(len(inputs["item_dense"]), dtype=np.float32) / np.float32(1000.0)}
     return {"score": np.array([int(item[1:]) / 1000.0 for item in inputs["item_id"]], np.float32)}
 
 

@@ -36,7 +36,7 @@ async def test_coarse_keeps_the_best_and_says_what_it_cut(kit: Any, numbered: An
 
 async def test_coarse_keeps_duplicates_and_pinned_items(kit: Any, numbered: Any) -> None:
     kit.scene = Scene(coarse_keep=3)
-    envelope = await kit.stage("coarse", numbered).run(kit.envelope(["i5", "i5", "i1"]))
+    envelope = await kit.stage("coarse", _scores([0.5, 0.1, 0.5])).run(kit.envelope(["i5", "i1", "i5"]))
     assert envelope.items == ["i5", "i5", "i1"]
     sources = ["pin", *["ann"] * 9]
     envelope = await kit.stage("coarse", numbered).run(kit.envelope(ITEMS, sources=sources))
