@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +22,7 @@ RedisOption = Annotated[
     str, typer.Option("--caches-redis", envvar="RECGRAPH_CACHES_REDIS", help="redis:// URL of the cache Redis.")
 ]
 _PROBE_S = 2.0
+_PAUSE_S = 0.5
 
 
 @app.command()
@@ -32,20 +33,21 @@ def publish(
     ready: Annotated[
         list[str] | None, typer.Option("--ready", help="A URL that has to answer 200 first; may be repeated.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until every --ready has to answer.")] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds until Redis and every --ready have to answer.")] = 300.0,
     replace: Annotated[
         bool, typer.Option("--replace", help="Begin anew, whatever version is in force: for an installation.")
     ] = False,
 ) -> None:
     """Put arms in force, within a second, without a restart.
 
-    Exit code 0: they are. 1: an older version than the one in force, or no Redis. 2: --ready did not answer in time.
+    Exit code 0: they are. 1: a newer version is in force. 2: Redis, or what --ready names, did not answer in time.
     """
     with _errors():
         arms = _arms(file, text)
-        if _has_users(arms):
-            _wait_ready(ready or [], timeout)
-        store.publish(caches_redis, arms, replace=replace)
+        until = time.monotonic() + timeout
+        for url in ready or [] if _has_users(arms) else []:
+            _wait(lambda url=url: _probe(url), until)  # type: ignore[misc]
+        _wait(lambda: _publish(caches_redis, arms, replace), until)
     typer.echo(arms_of.encode(arms).decode())
 
 
@@ -84,25 +86,33 @@ def _has_users(arms: Arms) -> bool:
     return any(layer.weight for layer in arms.layers.values())
 
 
-def _wait_ready(urls: list[str], timeout_s: float) -> None:
-    until = time.monotonic() + timeout_s
-    for url in urls:
-        while (why := _probe(url)) is not None:
-            if time.monotonic() >= until:
-                typer.echo(f"error: {url} did not become ready within {timeout_s:.0f} s: {why}", err=True)
-                raise typer.Exit(2)
-            time.sleep(0.5)
+def _wait(attempt: Callable[[], str], until: float) -> None:
+    """Tries until nothing is wrong. Ends the command with exit code 2 when the time is over."""
+    while why := attempt():
+        if time.monotonic() >= until:
+            typer.echo(f"error: not in time: {why}", err=True)
+            raise typer.Exit(2)
+        time.sleep(_PAUSE_S)
 
 
-def _probe(url: str) -> str | None:
-    """None where the URL answers 200, else what it did."""
+def _publish(url: str, arms: Arms, replace: bool) -> str:
+    """Empty where it is done, else why Redis could not be reached: at an installation it starts beside this."""
+    try:
+        store.publish(url, arms, replace=replace)
+    except store.CacheGone as error:
+        return str(error)
+    return ""
+
+
+def _probe(url: str) -> str:
+    """Empty where the URL answers 200, else what it did."""
     if not url.startswith(("http://", "https://")):
         raise DataError(f"--ready {url}: not an http URL")
     try:
         with urlopen(url, timeout=_PROBE_S):  # noqa: S310  the scheme was checked
-            return None
+            return ""
     except (URLError, OSError) as error:
-        return str(error)
+        return f"{url}: {error}"
 
 
 @contextmanager

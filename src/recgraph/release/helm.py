@@ -64,7 +64,7 @@ class Helm:
 
     def preview(self, changes: Changes) -> Objects:
         """What the release would consist of after `upgrade(changes)`; nothing is changed. Raises HelmError."""
-        command = [*self.upgrade_command(changes), "--dry-run=client", "-o", "json"]
+        command = [*self.upgrade_command(changes), "--dry-run=server", "-o", "json"]
         return split(json.loads(self._execute(command))["manifest"])
 
     def _where(self) -> list[str]:

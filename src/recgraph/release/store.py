@@ -50,7 +50,7 @@ class OlderVersion(DataError):
 
 
 def publish(url: str, arms: Arms, *, replace: bool = False) -> None:
-    """Puts arms in force. The same arms again are no error. Raises OlderVersion, and DataError without Redis.
+    """Puts arms in force. The same arms again are no error. Raises OlderVersion, and CacheGone.
 
     `replace` is for a new installation, whose versions begin again: it takes the place of whatever is there.
     """
@@ -64,13 +64,17 @@ def publish(url: str, arms: Arms, *, replace: bool = False) -> None:
 
 
 def read(url: str) -> Arms | None:
-    """The arms in force; None where none were published. Raises DataError without Redis."""
+    """The arms in force; None where none were published. Raises CacheGone."""
     with _client(url) as client:
         return _decode(client.get(KEY))
 
 
+class CacheGone(DataError):
+    """The cache Redis did not answer; the message says why."""
+
+
 class _client:
-    """A client for one command or two; its errors become DataError with the reason."""
+    """A client for one command or two; its errors become CacheGone."""
 
     def __init__(self, url: str) -> None:
         self._redis = redis.Redis.from_url(url, socket_timeout=_SOCKET_TIMEOUT_S, socket_connect_timeout=2.0)
@@ -81,7 +85,7 @@ class _client:
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         self._redis.close()
         if isinstance(error, RedisError | OSError):
-            raise DataError(f"the cache Redis: {type(error).__name__}: {error}") from error
+            raise CacheGone(f"the cache Redis: {type(error).__name__}: {error}") from error
 
 
 class ArmsWatch:

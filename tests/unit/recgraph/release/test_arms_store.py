@@ -157,3 +157,5 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
     unready = ("publish", "--arms", encode(_arms(4000)).decode(), "--ready", "http://127.0.0.1:1/", "--timeout", "0")
     assert run(*unready)[0] == 2
     assert read(url) == _arms(3000)
+    gone = ("publish", "--arms", encode(_arms(4000)).decode(), "--caches-redis", "redis://127.0.0.1:1/0")
+    assert run(*gone, "--timeout", "0")[0] == 2
