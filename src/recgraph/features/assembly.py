@@ -124,13 +124,14 @@ def recall_inputs(user_blocks: Blocks, context: Context) -> Tensors:
 def coarse_inputs(
     user_id: str, item_ids: Sequence[str], user_blocks: Blocks, item_blocks: Blocks, context: Context
 ) -> Tensors:
-    """Inputs of coarse: those of recall, the ids, and few values per item. Reads the view item_stats alone."""
+    """Inputs of coarse, whose model knows no ids: `item_dense` f32[N, C] and `user_dense`.
+
+    Of the items it reads the view item_stats alone.
+    """
     stats = _stats(item_blocks["item_stats"], context.now_s)
     return {
-        **recall_inputs(user_blocks, context),
-        "user_id": encode([user_id]),
-        "item_id": encode(item_ids),
         "item_dense": _stack(stats, COARSE_ITEM_FEATURES, len(item_ids)),
+        "user_dense": user_dense(user_blocks, context),
     }
 
 

@@ -146,9 +146,8 @@ async def _passed(job: RankingJob, task: str, stage: str, model: StageModel, lis
 
 async def _train_coarse(job: RankingJob, lists: _Lists) -> coarse.CoarseModel:
     config, folder = job.config, job.folder / coarse.STAGE
-    encoder = coarse.CoarseEncoder(job.items)
     rng = np.random.default_rng(config.seed)
-    builder = SampleBuilder(coarse.CLICK_AXES)
+    builder = SampleBuilder({})
     for request, envelope in zip(lists.requests, lists.envelopes, strict=True):
         sources = np.array(envelope.sources or [], object)
         hot = np.flatnonzero(sources == "hot")[: config.coarse_head]
@@ -156,18 +155,16 @@ async def _train_coarse(job: RankingJob, lists: _Lists) -> coarse.CoarseModel:
         wanted = _choose(job, request, envelope, (hot, rest), config.coarse_negatives, rng)
         user, item, context = await job.replay.blocks("coarse", request, wanted.items)
         inputs = coarse_inputs(wanted.user_id, wanted.items, user, item, context)
-        builder.add(encoder.encode(inputs), wanted.choice)
+        builder.add(coarse.encode(inputs), wanted.choice)
     samples = builder.build()
     item_log, user_log = coarse.log_masks()
     item_dense = Normalizer.fit(_rows(samples, "item_dense"), item_log)
     user_dense = Normalizer.fit(samples.arrays["user_dense"][:, 0], user_log)
-    shape = coarse.CoarseConfig(
-        items=len(job.items), item_indicators=len(item_dense.indicated), user_indicators=len(user_dense.indicated)
-    )
+    shape = coarse.CoarseConfig(item_indicators=len(item_dense.indicated), user_indicators=len(user_dense.indicated))
     network = coarse.CoarseNetwork(shape, item_dense, user_dense)
-    fit(network, samples, config.coarse_fit, clicks=coarse.CLICK_AXES, seed=config.seed)
+    fit(network, samples, config.coarse_fit, clicks={}, seed=config.seed)
     coarse.write(folder, network, shape)
-    return coarse.load_folder(folder, job.items, "training")
+    return coarse.load_folder(folder, "training")
 
 
 async def _train_fine(job: RankingJob, lists: _Lists) -> fine.FineModel:

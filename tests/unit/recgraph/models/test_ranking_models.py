@@ -88,7 +88,8 @@ def fine_request(names: list[str], clicks: int) -> Tensors:
 
 def coarse_request(names: list[str], clicks: int) -> Tensors:
     """Inputs of coarse."""
-    return with_dense(request(names, clicks), COARSE_ITEM_FEATURES, USER_FEATURES)
+    inputs = with_dense(request(names, clicks), COARSE_ITEM_FEATURES, USER_FEATURES)
+    return {name: inputs[name] for name in ("item_dense", "user_dense")}
 
 
 def rerank_request(names: list[str]) -> Tensors:
@@ -113,7 +114,7 @@ def ranking_models(tmp_path_factory: pytest.TempPathFactory) -> RankingModels:
     return RankingModels(
         folder,
         items,
-        coarse.load_folder(folder / "coarse", items, "v"),
+        coarse.load_folder(folder / "coarse", "v"),
         fine.load_folder(folder / "fine", items, "v"),
         rerank.load_folder(folder / "rerank", items, vectors, "v"),
     )
@@ -128,7 +129,7 @@ def _write_fine(folder: Path, rng: np.random.Generator, pairs: PairTable) -> Non
 def _write_coarse(folder: Path, rng: np.random.Generator) -> None:
     item_log, user_log = coarse.log_masks()
     item, user = dense(rng, len(item_log), item_log), dense(rng, len(user_log), user_log)
-    config = coarse.CoarseConfig(items=ITEMS, item_indicators=len(item.indicated), user_indicators=len(user.indicated))
+    config = coarse.CoarseConfig(item_indicators=len(item.indicated), user_indicators=len(user.indicated))
     coarse.write(folder, coarse.CoarseNetwork(config, item, user), config)
 
 
@@ -158,10 +159,16 @@ def test_a_fine_score_is_a_probability_of_its_own_item(ranking_models: RankingMo
         assert ranking_models.fine.predict(alone)["score"][0] == pytest.approx(score[row], rel=1e-4)
 
 
-def test_the_clicks_matter_to_fine_and_to_coarse(ranking_models: RankingModels) -> None:
-    for model, make in ((ranking_models.fine, fine_request), (ranking_models.coarse, coarse_request)):
-        few, many = make(NAMES, 2), make(NAMES, 30)
-        assert not np.allclose(model.predict(few)["score"], model.predict(many)["score"])
+def test_the_clicks_matter_to_fine(ranking_models: RankingModels) -> None:
+    few, many = (ranking_models.fine.predict(fine_request(NAMES, clicks))["score"] for clicks in (2, 30))
+    assert not np.allclose(few, many)
+
+
+def test_coarse_scores_each_item_by_itself(ranking_models: RankingModels) -> None:
+    inputs = coarse_request(NAMES, 3)
+    score = ranking_models.coarse.predict(inputs)["score"]
+    alone = {**inputs, "item_dense": inputs["item_dense"][2:3]}
+    assert ranking_models.coarse.predict(alone)["score"][0] == pytest.approx(score[2], rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38])
@@ -229,7 +236,7 @@ def test_other_features_are_refused(ranking_models: RankingModels, tmp_path: Pat
     config = (ranking_models.folder / "coarse" / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace("clicks_1d", "clicks_2d"))
     with pytest.raises(BundleError, match="item_features"):
-        coarse.load_folder(tmp_path, ranking_models.items, "v")
+        coarse.load_folder(tmp_path, "v")
 
 
 def test_weights_that_are_not_finite_are_refused(ranking_models: RankingModels, tmp_path: Path) -> None:
@@ -239,7 +246,7 @@ def test_weights_that_are_not_finite_are_refused(ranking_models: RankingModels, 
     save_file(state, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     with pytest.raises(BundleError, match="not all finite"):
-        coarse.load_folder(tmp_path, ranking_models.items, "v")
+        coarse.load_folder(tmp_path, "v")
 
 
 def test_damaged_files_are_refused(ranking_models: RankingModels, tmp_path: Path) -> None:
@@ -248,7 +255,7 @@ def test_damaged_files_are_refused(ranking_models: RankingModels, tmp_path: Path
     (tmp_path / "config.json").write_bytes((ranking_models.folder / "coarse" / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(BundleError, match=r"model\.safetensors"):
-        coarse.load_folder(tmp_path, ranking_models.items, "v")
+        coarse.load_folder(tmp_path, "v")
 
 
 def test_the_normalizer_standardises_and_marks_what_is_missing() -> None:
