@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 _TAKEN: Final = -1
 
@@ -24,7 +28,7 @@ class Merged:
 
 def clean(
     channels: Mapping[str, Sequence[str]],
-    rules: Sequence[tuple[str, Container[str]]],
+    rules: Sequence[tuple[str, AbstractSet[str]]],
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """The channels without what `rules` (reason, ids) remove and without what an earlier place already has.
 
@@ -36,13 +40,14 @@ def clean(
         for order, item in enumerate(places):
             if item is not None and item not in owner:
                 owner[item] = order
+    banned = frozenset[str]().union(*(ids for _, ids in rules))
     removed: dict[str, list[str]] = {}
     cleaned: dict[str, list[str]] = {}
     for order, (channel, ids) in enumerate(channels.items()):
         kept = cleaned[channel] = []
         for item in ids:
-            reason = next((reason for reason, banned in rules if item in banned), None)
-            if reason is not None:
+            if item in banned:
+                reason = next(reason for reason, ids_of_rule in rules if item in ids_of_rule)
                 removed.setdefault(reason, []).append(item)
             elif owner[item] == order:
                 owner[item] = _TAKEN
@@ -58,17 +63,18 @@ def by_quota(channels: Mapping[str, Sequence[str]], quotas: Mapping[str, int], t
     The channels must not share items (see `clean`). Within the quotas the order interleaves the channels in
     proportion to them, so that any prefix holds about the same mix: recall's order is what coarse falls back to.
     """
-    keyed: list[tuple[float, int, str, str]] = []
-    for order, (channel, ids) in enumerate(channels.items()):
-        quota = quotas.get(channel, 0)
-        for place, item in enumerate(ids):
-            key = (place + 0.5) / quota if place < quota else 1.0 + place - quota
-            keyed.append((key, order, channel, item))
-    keyed.sort(key=lambda entry: entry[:2])
-    merged = Merged(
-        items=[entry[3] for entry in keyed[:total]],
-        sources=[entry[2] for entry in keyed[:total]],
-    )
-    if len(keyed) > total:
-        merged.removed["over_quota"] = [entry[3] for entry in keyed[total:]]
+    items = [item for ids in channels.values() for item in ids]
+    sources = [channel for channel, ids in channels.items() for _ in ids]
+    keys = [_keys(len(ids), quotas.get(channel, 0)) for channel, ids in channels.items()]
+    # Stable: at equal keys the channel named first comes first.
+    order = np.argsort(np.concatenate([*keys, np.empty(0)]), kind="stable").tolist()
+    merged = Merged([items[row] for row in order[:total]], [sources[row] for row in order[:total]])
+    if len(order) > total:
+        merged.removed["over_quota"] = [items[row] for row in order[total:]]
     return merged
+
+
+def _keys(count: int, quota: int) -> npt.NDArray[np.float64]:
+    """Sort keys of a channel's places: below 1 within the quota, from 1 on beyond it."""
+    place = np.arange(count, dtype=np.float64)
+    return np.where(place < quota, (place + 0.5) / max(quota, 1), 1.0 + place - quota)

@@ -72,7 +72,7 @@ class RecallStage(Stage):
 
     async def _merge(self, run: Run, channels: dict[str, list[str]], seen: frozenset[str]) -> Outcome:
         pinned = frozenset(channels["pin"])
-        rules = [("invalid", ("",)), ("blocked", run.scene.filters.blocklist), ("seen", seen - pinned)]
+        rules = [("invalid", frozenset(("",))), ("blocked", run.scene.filters.blocklist), ("seen", seen - pinned)]
         cleaned, removed = await self.offload(lambda: clean(channels, rules))
         gone = await self._unavailable(run, [item for ids in cleaned.values() for item in ids])
         if gone:
