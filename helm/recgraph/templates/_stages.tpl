@@ -33,8 +33,12 @@ recgraph.io/bundle: {{ .bundle | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Waits, unready, until the bundle is there, then becomes the process. The startup probe bounds the wait. */}}
+{{/*
+Waits, unready, until the bundle is there, then becomes the process. The startup probe bounds the wait.
+entry has no bundle: the arms tell it which ones there are, so that no release step restarts it. Argument: the stage.
+*/}}
 {{- define "recgraph.start" -}}
+{{- if ne . "entry" -}}
 trap 'exit 143' TERM
 until [ -f "$RECGRAPH_BUNDLE/manifest.json" ]; do
   [ -n "${waiting:-}" ] || echo "waiting for the bundle at $RECGRAPH_BUNDLE"
@@ -42,13 +46,18 @@ until [ -f "$RECGRAPH_BUNDLE/manifest.json" ]; do
   sleep 1 & wait $!
 done
 trap - TERM
+{{ end -}}
 exec python -P -m "$0" "$@"
 {{- end -}}
 
 {{- define "recgraph.stageEnv" -}}
 {{- $root := .root -}}
 {{- $uri := include "recgraph.bundlesUri" $root -}}
-{{- if hasPrefix "pvc://" $uri }}
+{{- if eq .stage "entry" }}
+- name: RECGRAPH_ARMS
+  value: /etc/recgraph/arms/arms.json
+{{- include "recgraph.redisEnv" (dict "root" $root "which" "caches") }}
+{{- else if hasPrefix "pvc://" $uri }}
 - name: STORAGE_URI
   value: {{ $uri | quote }}
 - name: RECGRAPH_BUNDLE
@@ -63,10 +72,6 @@ exec python -P -m "$0" "$@"
   value: /etc/recgraph/scenes/scenes.yaml
 {{- if eq .kind "transformer" }}
 {{- include "recgraph.redisEnv" (dict "root" $root "which" "features") }}
-{{- include "recgraph.redisEnv" (dict "root" $root "which" "caches") }}
-{{- else if eq .stage "entry" }}
-- name: RECGRAPH_ARMS
-  value: /etc/recgraph/arms/arms.json
 {{- include "recgraph.redisEnv" (dict "root" $root "which" "caches") }}
 {{- end }}
 - name: RECGRAPH_READER
@@ -178,7 +183,7 @@ containers:
       - sh
       - -euc
       - |
-        {{- include "recgraph.start" $root | nindent 8 }}
+        {{- include "recgraph.start" $name | nindent 8 }}
       - recgraph_{{ .kind }}s.{{ $name }}
     args:
       - --model_name={{ $name }}
