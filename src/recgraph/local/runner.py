@@ -23,6 +23,8 @@ from recgraph.redis_process import RedisProcess, start_redis
 Report = Callable[[str], None]
 GRACE_S: Final = 10.0
 CACHES_MB: Final = 256
+_LOADING_S: Final = 120.0
+"""For Redis to read the features of ten million items again."""
 FEATURES, CACHES = "redis-features", "redis-caches"
 
 
@@ -107,7 +109,8 @@ def watch(state: State, stopping: Callable[[], bool]) -> None:
 @contextmanager
 def features_redis(home: Path) -> Iterator[RedisProcess]:
     """The online store of a workspace alone, for materialization while the graph is down."""
-    with _locked(home / "run"), start_redis(home / "run" / FEATURES, policy="noeviction", persist=True) as server:
+    with _locked(home / "run"), _redis(home / "run", FEATURES) as server:
+        wait_ready([_redis_record(FEATURES, server)], _LOADING_S, _silent)
         yield server
 
 
@@ -164,15 +167,26 @@ def _start_all(options: Options, bundle: Bundle, started: list[ProcessRecord], r
 
 
 def _start_redis(run: Path, name: str, started: list[ProcessRecord]) -> RedisProcess:
-    keep = name == FEATURES
-    server = start_redis(
-        run / name,
-        policy="noeviction" if keep else "allkeys-lru",
-        maxmemory_mb=0 if keep else CACHES_MB,
-        persist=keep,
-    )
-    started.append(record(name, server.pid, port=server.port, ready=server.url, log=server.log))
+    server = _redis(run, name)
+    started.append(_redis_record(name, server))
+    # It answers before it has read its file; a stage must not find it half empty.
+    wait_ready(started[-1:], _LOADING_S, _silent)
     return server
+
+
+def _redis(run: Path, name: str) -> RedisProcess:
+    """The features are kept and never evicted; the caches are neither."""
+    if name == FEATURES:
+        return start_redis(run / name, policy="noeviction", persist=True)
+    return start_redis(run / name, policy="allkeys-lru", maxmemory_mb=CACHES_MB, persist=False)
+
+
+def _redis_record(name: str, server: RedisProcess) -> ProcessRecord:
+    return record(name, server.pid, port=server.port, ready=server.url, log=server.log)
+
+
+def _silent(_: str) -> None:
+    """No report."""
 
 
 def _stop_in_order(records: Sequence[ProcessRecord], report: Report) -> None:
