@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     """How long a user's last result is kept for recall's fallback."""
     record_ttl_s: int = Field(default=3_600, ge=1)
     """How long a decision record is kept."""
-    warmup_wait_s: float = Field(default=30.0, ge=0.0)
+    warmup_wait_s: float = Field(default=60.0, ge=0.0)
     """How long a starting transformer waits for its predictor before it becomes ready without it."""
     drain_s: float = Field(default=0.0, ge=0.0)
     """After SIGTERM: how long the process still answers, not ready and with `Connection: close`, before it stops."""

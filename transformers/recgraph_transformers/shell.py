@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
@@ -34,6 +34,7 @@ from recgraph_predictors import host
 from recgraph_transformers.client import PredictorClient
 
 _CONNECT_TIMEOUT_S: Final = 1.0
+_ATTEMPTS: Final = 3
 _POLL_S: Final = 0.1
 _log = logging.getLogger(__name__)
 
@@ -88,11 +89,8 @@ class Transformer:
         return run
 
     async def _connect(self, client: PredictorClient, reader: Reader, cache: RedisCache) -> None:
-        for name, connect in (("features", reader.warm_up), ("cache", cache.ping)):
-            try:
-                await connect(_CONNECT_TIMEOUT_S)
-            except StageFailure as failure:
-                _log.warning("starting without %s: %s", name, failure)
+        await reach("features", reader.warm_up)
+        await reach("cache", cache.ping)
         give_up = time.monotonic() + self._settings.warmup_wait_s
         while not await client.ready(_CONNECT_TIMEOUT_S):
             if time.monotonic() >= give_up:
@@ -107,6 +105,16 @@ class Transformer:
         )
         if reasons:
             _log.warning("the warm-up was answered with fallbacks: %s", ", ".join(reasons))
+
+
+async def reach(name: str, connect: Callable[[float], Awaitable[None]]) -> None:
+    """Connects, in a few attempts: the server's own start holds the loop for longer than one of them may take."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return await connect(_CONNECT_TIMEOUT_S)
+        except StageFailure as failure:
+            if attempt == _ATTEMPTS:
+                _log.warning("starting without %s: %s", name, failure)
 
 
 def executor(workers: int, stage: str) -> Offload:
