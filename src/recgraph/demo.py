@@ -34,6 +34,7 @@ from recgraph.scenes import parse_scenes
 from recgraph.training import pipeline
 
 BASELINES: Final = ("final", "popular_all", "popular_7d", "popular_3d_live")
+_WARM_REQUESTS: Final = 10
 _SOURCE: Final = Path(recgraph.__file__).parent
 
 
@@ -252,6 +253,8 @@ class Demo:
         world = worlds.load(self.world)
         known = str(world.user_ids[world.log.user_row[world.log.clicked][-1]])
         titles = dict(zip(world.item_ids.tolist(), world.items["title"].to_pylist(), strict=True))
+        for _ in range(_WARM_REQUESTS):  # connections between the processes are made by the first requests
+            client.ask(state.port, "somebody-else", "home_feed", explain=False)
         for title, user in (("a user with a history", known), ("a user that nobody knows", "somebody-new")):
             self.say(f"\nrecgraph ask {user} --explain        # {title}")
             answer = client.ask(state.port, user, "home_feed", explain=True)
