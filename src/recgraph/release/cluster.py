@@ -103,6 +103,7 @@ class Cluster:
     def execute(self, pod: str, command: list[str]) -> str:
         """A command in a pod's stage container. Raises ClusterError with its output where it fails."""
         from kubernetes.stream import stream
+        from kubernetes.stream.ws_client import ERROR_CHANNEL
 
         with self._errors(f"exec in {pod}"):
             response = stream(
@@ -118,8 +119,10 @@ class Cluster:
                 _preload_content=False,
             )
             response.run_forever(timeout=_TIMEOUT_S)
+            # Without a status, the connection ended before the command did.
+            status = json.loads(response.read_channel(ERROR_CHANNEL) or "{}").get("status")
             output = response.read_all()
-            if response.is_open() or response.returncode:
+            if status != "Success":
                 raise ClusterError(f"{' '.join(command)} in {pod}: {output.strip() or 'no end in time'}")
         return str(output)
 
