@@ -91,6 +91,6 @@ user_seen = _view("user_seen", user, UNBOUNDED, {"item_ids": Array(String)})
 
 # What each stage reads. Recall needs the item views for what it filters by (availability, categories), not to score.
 recall = FeatureService(name="recall", features=[user_profile, user_clicks, user_seen, item_profile])
-coarse = FeatureService(name="coarse", features=[user_profile, user_clicks, item_profile, item_stats])
+coarse = FeatureService(name="coarse", features=[user_profile, user_clicks, item_stats])
 fine = FeatureService(name="fine", features=[user_profile, user_clicks, item_profile, item_stats])
 rerank = FeatureService(name="rerank", features=[user_profile, item_profile, item_stats])

@@ -6,10 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from recgraph.redis_process import RedisProcess, start_redis
+
+# A busy machine must not fail an example for taking long; the timeout per test is the bound.
+hypothesis.settings.register_profile("recgraph", deadline=None)
+hypothesis.settings.load_profile("recgraph")
 
 
 @pytest.fixture(scope="session")
