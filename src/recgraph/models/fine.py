@@ -52,7 +52,9 @@ class FineConfig(msgspec.Struct, frozen=True):
     hidden: tuple[int, ...] = (256, 128, 64)
     attention_hidden: int = 16
     dropout: float = 0.1
-    id_dropout: float = 0.3
+    id_dropout: float = 0.95
+    """High, since ids mostly remember what was popular in the training period. NDCG@20 on MovieTweetings: 0.166 with
+    0.3, 0.177 without ids, 0.178 with 0.95 (live popularity 0.168)."""
     item_features: tuple[str, ...] = ITEM_FEATURES
     user_features: tuple[str, ...] = USER_FEATURES
     pair_features: tuple[str, ...] = PAIR_FEATURES

@@ -31,7 +31,7 @@ from recgraph.training.samples import Choice, Request, SampleBuilder, Samples, c
 class RankingConfig:
     """Sizes of the training. Chosen on MovieTweetings, for about five minutes on two cores."""
 
-    requests: int = 8000
+    requests: int = 5000
     rerank_share: float = 0.2
     """Share of the users that rerank, instead of fine, learns from."""
     step_us: int = 2 * DAY_US + DAY_US // 2
@@ -40,12 +40,12 @@ class RankingConfig:
     coarse_negatives: tuple[int, int] = (32, 32)
     """Negatives among the hottest `coarse_head` candidates and among the rest."""
     fine_head: int = 100
-    fine_negatives: tuple[int, int] = (24, 24)
+    fine_negatives: tuple[int, int] = (20, 20)
     """Negatives among the `fine_head` that coarse likes best and among the rest."""
     pair_window: int = 50
     pair_neighbours: int = 200
-    coarse_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=6))
-    fine_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=6))
+    coarse_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
+    fine_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
     rerank_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=8, learning_rate=2e-3))
     seed: int = 0
     threads: int = 1

@@ -18,6 +18,8 @@ from recgraph.data.log import EventLog
 
 Ints = npt.NDArray[np.int64]
 
+MOST_POSITIVES = 16
+"""A few users click dozens of a list; lists are padded to the longest, so those would set the cost of all."""
 _BEFORE_US = 1_000
 """A request is asked a millisecond before the user's event, so that the event itself is not known yet."""
 
@@ -84,23 +86,29 @@ class Choice:
 
 
 def choose(
-    rows: Ints, positives: Ints, strata: Sequence[Ints], counts: Sequence[int], rng: np.random.Generator
+    rows: Ints,
+    positives: Ints,
+    strata: Sequence[Ints],
+    counts: Sequence[int],
+    rng: np.random.Generator,
+    most_positives: int = MOST_POSITIVES,
 ) -> Choice:
-    """Every positive that is in the list, and from each stratum (positions) about `counts` of the others.
+    """The positives that are in the list (at most `most_positives`), and about `counts` others from each stratum.
 
-    Only candidates that are really there are chosen: positives that the stage before lost stay lost, or the model would
-    learn that to be unlikely is to be right.
+    Strata are positions in the list. Only candidates that are really there are chosen: positives that the stage before
+    lost stay lost, or the model would learn that to be unlikely is to be right.
     """
     is_positive = np.isin(rows, positives)
-    positions, weights = [np.flatnonzero(is_positive)], [np.zeros(int(is_positive.sum()))]
-    for stratum, count in zip(strata, counts, strict=True):
-        negatives = stratum[~is_positive[stratum]]
-        take = min(count, len(negatives))
+    groups = [(np.flatnonzero(is_positive), most_positives)]
+    groups += [(stratum[~is_positive[stratum]], count) for stratum, count in zip(strata, counts, strict=True)]
+    positions, weights = [np.empty(0, np.int64)], [np.empty(0)]
+    for group, count in groups:
+        take = min(count, len(group))
         if take == 0:
             continue
-        positions.append(np.sort(rng.choice(negatives, take, replace=False)))
-        weights.append(np.full(take, np.log(len(negatives) / take)))
-    chosen = np.concatenate(positions).astype(np.int64)
+        positions.append(group if take == len(group) else np.sort(rng.choice(group, take, replace=False)))
+        weights.append(np.full(take, np.log(len(group) / take)))
+    chosen = np.concatenate(positions)
     return Choice(chosen, is_positive[chosen].astype(np.float32), np.concatenate(weights).astype(np.float32))
 
 

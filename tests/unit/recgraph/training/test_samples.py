@@ -103,3 +103,11 @@ def test_samples_are_padded_and_masked() -> None:
     assert samples.arrays["affinity"].shape == (2, 3, 2)
     assert samples.arrays["user_dense"].shape == (2, 1, 4)
     assert np.isneginf(samples.log_weight).tolist() == [[False, False, True], [False, False, False]]
+
+
+def test_a_list_of_many_positives_is_thinned_and_weighted() -> None:
+    rows = np.arange(40)
+    choice = choose(rows, rows[:32], (rows,), (4,), np.random.default_rng(0), most_positives=8)
+    assert choice.label.sum() == 8
+    assert np.exp(choice.log_weight[choice.label > 0]).sum() == pytest.approx(32)
+    assert np.exp(choice.log_weight[choice.label == 0]).sum() == pytest.approx(8)
