@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,10 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds what the cluster says to the report of a failed test."""
     report = yield
-    release = item.funcargs.get("release") if hasattr(item, "funcargs") else None  # type: ignore[attr-defined]
+    release = getattr(item, "funcargs", {}).get("release")
     if report.failed and isinstance(release, Release):
         report.sections.append(("the cluster", release.diagnostics()))
     return report

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "recgraph"
 PATH = "/v1/recommend"
-READY_S = 420.0
+READY_S = 600.0
 """Until the first answer: bootstrap and the start of every pod, on two cores."""
 
 
