@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recgraph.training.fit import FitConfig, fit, logistic, reproducible
 from recgraph.training.samples import Samples
 
-CONFIG = FitConfig(epochs=5, batch=32, learning_rate=0.02)
+CONFIG = FitConfig(epochs=10, batch=32, learning_rate=0.1)
 
 
 class Linear(nn.Module):
