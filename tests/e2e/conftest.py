@@ -1,7 +1,7 @@
 """The chart on a real cluster: any KUBECONFIG, a namespace of its own, a client that never retries.
 
 Environment: KUBECONFIG; RECGRAPH_E2E_VALUES (more values files, separated by `:`); RECGRAPH_E2E_ADDRESS (host of the
-NodePorts); RECGRAPH_E2E_KEEP=1 leaves the release.
+NodePorts); RECGRAPH_E2E_KEEP=1 leaves the release, RECGRAPH_E2E_NAMESPACE takes one that was left.
 """
 
 from __future__ import annotations
@@ -74,11 +74,15 @@ def _is_here(ip: str) -> bool:
 @pytest.fixture(scope="session")
 def release(address: str) -> Iterator[Release]:
     """One installation for all tests, gone with its namespace at the end."""
-    found = Release.fresh(address)
+    given = os.environ.get("RECGRAPH_E2E_NAMESPACE", "")
+    found = Release(given, address) if given else Release.fresh(address)
     try:
-        found.install()
+        if given:
+            found.attach()
+        else:
+            found.install()
         yield found
     finally:
-        if os.environ.get("RECGRAPH_E2E_KEEP") != "1":
+        if not given and os.environ.get("RECGRAPH_E2E_KEEP") != "1":
             run("helm", "uninstall", found.name, "-n", found.namespace, "--ignore-not-found", "--wait", check=False)
             run("kubectl", "delete", "namespace", found.namespace, "--wait=false", check=False)

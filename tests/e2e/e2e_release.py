@@ -96,6 +96,11 @@ class Release:
     def install(self) -> None:
         """Installs and waits for the first full answer."""
         self.helm("install", gateway__service__type="NodePort")
+        self.attach()
+
+    def attach(self) -> None:
+        """Waits for the first full answer of what is installed."""
+        self.settings.setdefault("gateway.service.type", "NodePort")
         service = self.get("service", f"{self.fullname}-gateway")
         self.port = service["spec"]["ports"][0]["nodePort"]
         self.wait_ready()
@@ -142,6 +147,13 @@ class Release:
 
     def kubectl(self, *arguments: str, check: bool = True) -> str:
         return run("kubectl", "-n", self.namespace, *arguments, check=check)
+
+    def apply(self, made: dict[str, Any]) -> None:
+        """Applies one object."""
+        subprocess.run(
+            ["kubectl", "-n", self.namespace, "apply", "-f", "-"],
+            input=json.dumps(made), text=True, capture_output=True, check=True, timeout=60.0,
+        )  # fmt: skip
 
     def get(self, kind: str, name: str = "") -> Any:
         return kubectl_json("-n", self.namespace, "get", kind, *([name] if name else []))

@@ -7,15 +7,18 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from e2e_release import CHART, Release, failures, run
+from e2e_release import CHART, Release, Reply, failures, run
 
 STAGES = ("recall", "coarse", "fine", "rerank")
+USER = "u_007"
+"""One of the synthetic world's users; others are cold, and answered too."""
 
 
 def test_install_answers_with_a_full_page_of_its_bundle(release: Release) -> None:
-    reply = release.ask("u_1", request_id="e2e-first", explain=True)
+    reply = release.ask(USER, request_id="e2e-first", explain=True)
 
     assert reply.status == 200
     assert reply.body["request_id"] == "e2e-first"
@@ -91,39 +94,87 @@ def test_network_policies_keep_strangers_from_redis_and_the_stages(release: Rele
     assert "[False, False, False, True]" in printed
 
 
-def test_every_stage_read_the_features_that_materialize_wrote(release: Release) -> None:
-    reply = release.ask("u_3", request_id="e2e-features", explain=True)
-
+def test_every_stage_reads_the_features_that_materialize_wrote(release: Release) -> None:
+    before = {stage: _features(release, stage) for stage in STAGES}
+    reply = release.ask(USER, request_id="e2e-features")
     assert reply.reasons == []
-    for stage in ("recall", "fine"):
-        pod = release.pods(f"recgraph.io/stage={stage},recgraph.io/role=transformer")[0]
-        missing = _sum(release.metrics(pod), "recgraph_degraded_total")
-        assert missing == 0, stage
+
+    for stage in STAGES:
+        after = _features(release, stage)
+        read = {key: after[key] - before[stage].get(key, 0.0) for key in after}
+        views = {view for view, _ in read}
+        assert views, stage
+        for view in views:
+            # A few items were never shown to anyone: they have no statistics yet.
+            assert read[view, "missing"] <= (0.2 * read[view, "ok"] if view == "item_stats" else 0), (stage, view)
+            assert read[view, "ok"] > 0, (stage, view)
+            assert read[view, "stale"] == 0, (stage, view)
 
 
-def _sum(metrics: str, name: str) -> float:
-    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(name))
+def _features(release: Release, stage: str) -> dict[tuple[str, str], float]:
+    """Entities that the stage's transformer has read, by view and state."""
+    pod = release.pods(f"recgraph.io/stage={stage},recgraph.io/role=transformer")[0]
+    found = re.findall(
+        r'^recgraph_features_total\{.*state="(\w+)",view="(\w+)"\} (\S+)$', release.metrics(pod), flags=re.MULTILINE
+    )
+    return {(view, state): float(count) for state, view, count in found}
 
 
-def test_materialize_by_hand_finishes(release: Release) -> None:
-    release.kubectl("create", "job", f"--from=cronjob/{release.name}-feast-materialize", "by-hand")
-    release.kubectl("wait", "--for=condition=Complete", "--timeout=5m", "job/by-hand")
+WITHDRAW = """
+import sys, datetime, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
+path = "/workspace/offline/item_profile.parquet"
+table = pq.read_table(path)
+row = table.filter(pc.equal(table["item_id"], sys.argv[1])).slice(0, 1).to_pylist()[0]
+now = datetime.datetime.now(datetime.timezone.utc)
+row |= {"available": 0, "event_timestamp": now, "created": now}
+pq.write_table(pa.concat_tables([table, pa.Table.from_pylist([row], table.schema)]), path)
+"""
 
-    assert re.search(r"materialize \S+ to \S+ UTC", release.kubectl("logs", "job/by-hand"))
-    assert release.ask("u_3").ok
+
+def test_materialize_by_hand_brings_new_values_into_answers(release: Release) -> None:
+    withdrawn = release.ask(USER).body["items"][0]["item_id"]
+    _job(
+        release,
+        f"cronjob/{release.fullname}-train",
+        f"withdraw-{int(time.time())}",
+        ["python", "-P", "-c", WITHDRAW, withdrawn],
+    )
+    assert withdrawn in _items(release)
+
+    job = f"by-hand-{int(time.time())}"
+    release.kubectl("create", "job", f"--from=cronjob/{release.name}-feast-materialize", job)
+    release.kubectl("wait", "--for=condition=Complete", "--timeout=5m", f"job/{job}")
+
+    assert re.search(r"materialize \S+ to \S+ UTC", release.kubectl("logs", f"job/{job}"))
+    assert withdrawn not in _items(release)
+
+
+def _items(release: Release) -> list[str]:
+    reply = release.ask(USER)
+    assert reply.reasons == []
+    return [item["item_id"] for item in reply.body["items"]]
+
+
+def _job(release: Release, source: str, name: str, command: list[str]) -> None:
+    """Runs another command in the pod of a CronJob."""
+    made = json.loads(release.kubectl("create", "job", f"--from={source}", name, "--dry-run=client", "-o", "json"))
+    made["spec"]["template"]["spec"]["containers"][0]["command"] = command
+    made["spec"]["backoffLimit"] = 0
+    release.apply(made)
+    release.kubectl("wait", "--for=condition=Complete", "--timeout=3m", f"job/{name}")
 
 
 def test_explain_works_through_the_real_graph(release: Release) -> None:
-    reply = release.ask("u_7", request_id="e2e-explain", explain=True)
+    reply = release.ask(USER, request_id="e2e-explain", explain=True)
     shown = reply.body["items"][0]["item_id"]
 
     verdict = _explain(release, "e2e-explain", shown)
 
-    assert verdict["status"] == "shown"
-    assert {step["stage"] for step in verdict["path"]} >= {"recall", "coarse", "fine", "rerank"}
+    assert verdict["outcome"] == "shown"
+    assert {step["stage"] for step in verdict["path"]} >= set(STAGES)
 
 
-def _explain(release: Release, request: str, item: str) -> dict[str, object]:
+def _explain(release: Release, request: str, item: str) -> dict[str, Any]:
     password = release.kubectl(
         "get", "secret", f"{release.name}-redis-caches", "-o", "go-template={{.data.password | base64decode}}"
     )
@@ -134,7 +185,7 @@ def _explain(release: Release, request: str, item: str) -> dict[str, object]:
             "the record",
             5,
         )
-        found: dict[str, object] = json.loads(run("recgraph", "explain", request, item, "--redis", url, "-o", "json"))
+        found: dict[str, Any] = json.loads(run("recgraph", "explain", request, item, "--redis", url, "-o", "json"))
     return found
 
 
@@ -202,7 +253,7 @@ def test_redis_restarted_costs_no_answer(release: Release, which: str) -> None:
     _degraded_say_why_and_end(replies)
 
 
-def _degraded_say_why_and_end(replies: list) -> None:  # type: ignore[type-arg]
+def _degraded_say_why_and_end(replies: list[Reply]) -> None:
     """Every degraded answer has a stage and a reason, and the last five are whole again."""
     reasons = Counter(reason for reply in replies for reason in reply.reasons)
     assert all(stage and reason for stage, reason in (name.split("/", 1) for name in reasons))
