@@ -53,10 +53,14 @@ class RerankConfig(msgspec.Struct, frozen=True):
 
 
 class RerankNetwork(nn.Module):
-    """Logits of R lists with N candidates each: fine's logit and a correction that starts at nothing."""
+    """Logits of R lists with N candidates each: fine's logit and a correction that starts at nothing.
+
+    `share` says how much of the correction counts; training sets it by what held-out lists gain from it, 0 for nothing.
+    """
 
     scale: Tensor
     offset: Tensor
+    share: Tensor
 
     def __init__(self, config: RerankConfig, dense: Normalizer | None = None) -> None:
         super().__init__()
@@ -66,7 +70,7 @@ class RerankNetwork(nn.Module):
         self.out = nn.Linear(config.hidden[-1], 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
-        self.fine = nn.Parameter(torch.ones(()))
+        self.register_buffer("share", torch.ones(()))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("offset", torch.zeros(()))
 
@@ -75,7 +79,7 @@ class RerankNetwork(nn.Module):
         rows = batch["item_dense"].shape[1]
         user = batch["user_dense"].expand(-1, rows, -1)
         dense = self.dense(torch.cat([batch["item_dense"], user, batch["list_dense"]], dim=-1))
-        logits: Tensor = self.fine * batch["list_dense"][..., 0] + self.out(self.tower(dense)).squeeze(-1)
+        logits: Tensor = batch["list_dense"][..., 0] + self.share * self.out(self.tower(dense)).squeeze(-1)
         return logits
 
     def probability(self, logits: Tensor) -> Tensor:

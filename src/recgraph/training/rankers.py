@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from recgraph.bundle import IdMap
 from recgraph.contract import Envelope
@@ -22,9 +23,13 @@ from recgraph.models import coarse, fine, rerank
 from recgraph.models.base import StageModel, Tensors
 from recgraph.models.nn import Normalizer
 from recgraph.models.pairs import PairTable
-from recgraph.training.fit import FitConfig, fit, reproducible
+from recgraph.training.fit import FitConfig, batch_of, calibrate, fit, reproducible
+from recgraph.training.metrics import ndcg
 from recgraph.training.replay import Replay
 from recgraph.training.samples import Choice, Request, SampleBuilder, Samples, choose, past_requests
+
+_SHARES = (0.0, 0.25, 0.5, 1.0)
+_PAGE = 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ class RankingConfig:
     pair_neighbours: int = 200
     coarse_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
     fine_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
-    rerank_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=8, learning_rate=2e-3))
+    rerank_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=4, learning_rate=1e-3))
+    rerank_held_out: float = 0.4
+    """Share of rerank's lists that decide how much its correction counts."""
     seed: int = 0
     threads: int = 1
 
@@ -213,9 +220,35 @@ async def _train_rerank(job: RankingJob, lists: _Lists, item_vectors: npt.NDArra
     dense = Normalizer.fit(np.concatenate(columns, axis=1), rerank.log_mask())
     shape = rerank.RerankConfig(indicators=len(dense.indicated))
     network = rerank.RerankNetwork(shape, dense)
-    fit(network, samples, config.rerank_fit, clicks={}, seed=config.seed)
+    held_out = np.random.default_rng(config.seed).random(len(samples)) < config.rerank_held_out
+    fit(network, samples.where(~held_out), config.rerank_fit, clicks={}, seed=config.seed)
+    if held_out.any():
+        _set_share(network, samples.where(held_out))
+        calibrate(network, samples, config.rerank_fit.batch, {})
     rerank.write(folder, network, shape)
     return rerank.load_folder(folder, job.items, item_vectors, "training")
+
+
+def _set_share(network: rerank.RerankNetwork, samples: Samples) -> None:
+    """The share of the correction that gains most on lists it was not fitted on.
+
+    A gain within one standard error of nothing is taken for chance, and fine's order stays as it is.
+    """
+    batch = batch_of(samples, np.arange(len(samples)), {})
+    padding = np.isneginf(samples.log_weight)
+    gains = {}
+    with torch.inference_mode():
+        for share in _SHARES:
+            network.share.fill_(share)
+            logits = np.where(padding, -np.inf, network(batch).numpy())
+            order = np.argsort(-logits, axis=1, kind="stable")
+            gains[share] = np.array(
+                [ndcg(ranked, np.flatnonzero(label), _PAGE) for ranked, label in zip(order, samples.label, strict=True)]
+            )
+    better = {share: gain - gains[0.0] for share, gain in gains.items() if share}
+    best = max(better, key=lambda share: float(better[share].mean()))
+    error = float(better[best].std()) / np.sqrt(len(samples))
+    network.share.fill_(best if float(better[best].mean()) > error else 0.0)
 
 
 async def _rerank_list(

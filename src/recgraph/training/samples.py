@@ -126,6 +126,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self.label)
 
+    def where(self, mask: npt.NDArray[np.bool_]) -> Samples:
+        """Some of the requests."""
+        arrays = {name: values[mask] for name, values in self.arrays.items()}
+        return Samples(arrays, self.label[mask], self.log_weight[mask])
+
 
 class SampleBuilder:
     """Collects encoded requests. `click_axes` names the arrays with a click dimension and says which axis it is."""
