@@ -86,14 +86,19 @@ class Cluster:
         return status, answer if isinstance(answer, dict) else {"error": text[:300]}
 
     def missing(self, deployments: list[str], services: list[str]) -> str:
-        """Which Deployment has not rolled out, or which InferenceService is not ready; empty when all are."""
+        """Which Deployment has not rolled out, or which InferenceService is not ready, and why; empty when all are.
+
+        KServe says in the InferenceService's condition why it makes no Deployment.
+        """
         held = {one.metadata.name: one for one in self._list(self._apps.list_namespaced_deployment, "")}
+        ready = self._inference_services()
+        told = "; ".join(f"{name}: {ready[name]}" for name in services if ready.get(name))
         for name in deployments:
-            why = _rollout(held[name]) if name in held else "is not there yet"
+            why = _rollout(held[name]) if name in held else f"is not there yet; {told}"
             if why:
                 return f"deployment/{name} {why}"
-        ready = self._inference_services()
-        return next((f"inferenceservice/{name} is not ready" for name in services if not ready.get(name)), "")
+        absent = next((name for name in services if name not in ready), "")
+        return f"inferenceservice/{absent} is not there yet" if absent else told
 
     def left(self, services: list[str]) -> list[str]:
         """Those of the InferenceServices that still exist."""
@@ -126,13 +131,13 @@ class Cluster:
                 raise ClusterError(f"{' '.join(command)} in {pod}: {output.strip() or 'no end in time'}")
         return str(output)
 
-    def _inference_services(self) -> dict[str, bool]:
-        """Readiness by name."""
+    def _inference_services(self) -> dict[str, str]:
+        """By name, why one is not ready; empty where it is."""
         with self._errors("list inferenceservices"):
             found = self._custom.list_namespaced_custom_object(
                 "serving.kserve.io", "v1beta1", self.namespace, "inferenceservices", _request_timeout=_TIMEOUT_S
             )
-        return {one["metadata"]["name"]: _ready(one) for one in found["items"]}
+        return {one["metadata"]["name"]: _unready(one) for one in found["items"]}
 
     def _list(self, call: Callable[..., Any], selector: str) -> list[Any]:
         with self._errors(call.__name__):
@@ -181,6 +186,7 @@ def _rollout(deployment: Any) -> str:
     return ""
 
 
-def _ready(service: dict[str, Any]) -> bool:
+def _unready(service: dict[str, Any]) -> str:
     conditions = service.get("status", {}).get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    ready = next((one for one in conditions if one["type"] == "Ready"), {"status": "Unknown"})
+    return "" if ready["status"] == "True" else str(ready.get("message") or "not ready")
