@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,16 @@ from recgraph.training.metrics import auc, gauc, ndcg, paired_bootstrap, recall
 from recgraph.training.replay import Replay
 from recgraph.training.samples import Request, window_requests
 
+T = TypeVar("T")
 PAGE = 20
 CHANNEL_K = 500
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How much to evaluate. The final list is made for every request, the details of recall and coarse for a sample."""
+    """How much to evaluate: the cascade for `requests`, the details of recall and coarse for a sample of those."""
 
+    requests: int = 4000
     sample: int = 500
     seed: int = 0
 
@@ -64,11 +66,10 @@ async def evaluate(
     """
     config = config or EvaluationConfig()
     log = replay.world.log
-    requests = window_requests(log, split_us, log.end_us + 1)
+    rng = np.random.default_rng(config.seed)
+    requests = _some(window_requests(log, split_us, log.end_us + 1), config.requests, rng)
     run = await _cascade(replay, models, requests)
-    sample = np.sort(
-        np.random.default_rng(config.seed).choice(len(requests), min(config.sample, len(requests)), replace=False)
-    ).tolist()
+    sample = _some(range(len(requests)), config.sample, rng)
     some = [requests[index] for index in sample]
     quality = _quality(replay, run, split_us)
     final, live = quality["final"], quality["popular_3d_live"]
@@ -87,6 +88,12 @@ async def evaluate(
         "final_over_popular_3d_live": asdict(paired_bootstrap(final, live, seed=config.seed)),
         "coverage": _coverage(replay, run.final),
     }
+
+
+def _some(whole: Sequence[T], limit: int, rng: np.random.Generator) -> list[T]:
+    """At most `limit` of them, in their order."""
+    chosen = np.sort(rng.choice(len(whole), min(limit, len(whole)), replace=False)).tolist()
+    return [whole[index] for index in chosen]
 
 
 async def _cascade(replay: Replay, models: Models, requests: list[Request]) -> _Run:

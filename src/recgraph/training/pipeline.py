@@ -46,17 +46,17 @@ class TrainingConfig:
     """Share of the events, by time, that models are fitted on; the rest is for the metrics."""
     scene: str = "home_feed"
     """The scene whose quotas and rules training and evaluation run with."""
-    past_recalls: int = 3
-    """Recall models of the past, one horizon apart, whose candidates the rankers learn from."""
+    past_recalls: int = 2
+    """Recall models of the past, whose candidates the rankers learn from."""
     warmup_requests: int = 12
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     ranking: RankingConfig = field(default_factory=RankingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        """The rankers' requests lie between the first of the past recall models and one horizon before the split."""
-        if self.past_recalls < 2:
-            raise ValueError(f"past_recalls {self.past_recalls} is less than 2")
+        """Without a recall model of the past there is nothing for the rankers to learn from."""
+        if self.past_recalls < 1:
+            raise ValueError(f"past_recalls {self.past_recalls} is less than 1")
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,13 @@ class Window:
         return max(1, min(self.end + 1 - self.split, (self.split - self.start) // 4))
 
     def past_cuts(self, count: int) -> list[int]:
-        """At most `count` moments, one horizon apart and before the split, in the later half of the history."""
-        cuts = [self.split - step * self.horizon for step in range(count, 0, -1)]
-        return [cut for cut in cuts if 2 * (self.split - cut) <= self.split - self.start]
+        """`count` moments, evenly from 40 % of the history on; the rankers' requests lie between the first of them and
+        one horizon before the split.
+
+        More training requests helped on MovieTweetings down to 40 %; recall models of less history are poor ones.
+        """
+        first = self.start + (self.split - self.start) * 2 // 5
+        return [first + (self.split - self.horizon - first) * step // count for step in range(count)]
 
 
 async def train_bundle(job: TrainingJob) -> Path:
