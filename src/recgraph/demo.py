@@ -32,6 +32,8 @@ from recgraph.local.steps import Steps, digest_of
 from recgraph.repository import feast_repo, graph_file, scenes_file
 from recgraph.scenes import parse_scenes
 from recgraph.training import pipeline
+from recgraph.training.evaluate import EvaluationConfig
+from recgraph.training.rankers import RankingConfig
 
 BASELINES: Final = ("final", "popular_all", "popular_7d", "popular_3d_live")
 _WARM_REQUESTS: Final = 10
@@ -204,8 +206,8 @@ class Demo:
         options = self.options
         scenes = scenes_file()
         code = [_SOURCE / name for name in ("training", "models", "stages", "features", "bundle", "scenes.py")]
-        config = options.config.read_text(encoding="utf-8") if options.config else ""
-        inputs = [features, applied, digest_of([*code, scenes]), config, options.seed]
+        config = self._training()
+        inputs = [features, applied, digest_of([*code, scenes]), msgspec.to_builtins(config), options.seed]
         bundles = options.home / "bundles"
 
         def work() -> tuple[str, str]:
@@ -216,7 +218,7 @@ class Demo:
                 definitions=pipeline.read_definitions(f"sqlite:///{self.registry.resolve()}", "recgraph"),
                 scenes=parse_scenes(scenes.read_text(encoding="utf-8"), str(scenes)),
                 seed=options.seed,
-                config=pipeline.read_config(options.config) if options.config else pipeline.TrainingConfig(),
+                config=config,
                 progress=self.progress,
             )
             bundle = Bundle.open(asyncio.run(pipeline.train_bundle(job)), verify="hash")
@@ -229,6 +231,16 @@ class Demo:
             self.steps.forget("train")
             version = self.steps.once("train", inputs, [bundles], work)[0]
         return bundles / version
+
+    def _training(self) -> pipeline.TrainingConfig:
+        """The parameters of training. A first look at a world gets by with fewer requests than real files deserve."""
+        if self.options.config:
+            return pipeline.read_config(self.options.config)
+        if self.options.ratings:
+            return pipeline.TrainingConfig()
+        return pipeline.TrainingConfig(
+            ranking=RankingConfig(requests=2500), evaluation=EvaluationConfig(requests=1500, sample=300)
+        )
 
     @contextmanager
     def _graph(self, bundle: Bundle) -> Iterator[State]:
