@@ -68,7 +68,7 @@ def start_redis(
     persist: bool = True,
     timeout_s: float = 10.0,
 ) -> RedisProcess:
-    """A server that has answered PING. Raises RedisProcessError within `timeout_s` seconds.
+    """A server that has loaded its data and answers. Raises RedisProcessError within `timeout_s` seconds.
 
     `port` 0 takes a free one. `policy` says what happens at `maxmemory_mb` (0: no limit): features must never be
     evicted (noeviction), caches may be (allkeys-lru). With `persist` the data are saved to `data_dir` at the stop
@@ -148,8 +148,10 @@ def _wait_for_ping(process: RedisProcess, child: subprocess.Popen[bytes], timeou
             if child.poll() is not None:
                 raise RedisProcessError(f"redis-server ended with code {child.returncode}: {_last_line(process.log)}")
             try:
-                # Another server could have taken the port in between: ask who answers.
-                if client.info("server")["process_id"] == child.pid:
+                # Another server could have taken the port in between: ask who answers. INFO answers while the data
+                # are still being loaded; nothing else does.
+                info = client.info()
+                if info["process_id"] == child.pid and not info["loading"]:
                     return
             except redis.RedisError:
                 pass

@@ -98,6 +98,8 @@ class BundleWriter:
 
     def _files(self) -> dict[str, FileEntry]:
         found = sorted(path for path in self.path.rglob("*") if path.is_file())
+        for path in found:
+            path.chmod(0o644)  # safetensors writes 0600; the processes that serve may run as another user
         return {
             path.relative_to(self.path).as_posix(): FileEntry(path.stat().st_size, file_sha256(path)) for path in found
         }

@@ -46,6 +46,14 @@ def test_what_was_written_is_read(tmp_path: Path):
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
 
+def test_another_user_can_read_what_was_written(tmp_path: Path):
+    with BundleWriter(tmp_path) as writer:
+        for stage in STAGES:
+            (writer.folder(stage) / "model.safetensors").touch(mode=0o600)
+        path = writer.commit(features=FEATURES, pools={}, metrics={}, lineage=LINEAGE)
+    assert {file.stat().st_mode & 0o777 for file in path.glob("*/model.safetensors")} == {0o644}
+
+
 def test_a_version_nobody_named_follows_the_content(tmp_path: Path):
     first = write(tmp_path)
     assert write(tmp_path, created=CREATED + timedelta(days=1)) == first
