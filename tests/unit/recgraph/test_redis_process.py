@@ -18,14 +18,6 @@ def test_data_outlive_a_stop(tmp_path: Path) -> None:
         assert client.get("k") == b"v"
 
 
-def test_it_is_up_when_its_data_are(tmp_path: Path) -> None:
-    keys = {str(key): "v" * 50 for key in range(300_000)}
-    with start_redis(tmp_path) as process, redis.Redis(port=process.port) as client:
-        client.mset(keys)
-    with start_redis(tmp_path) as process, redis.Redis(port=process.port) as client:
-        assert client.dbsize() == len(keys)  # while loading, this is an error
-
-
 def test_policy_and_limit(tmp_path: Path) -> None:
     with (
         start_redis(tmp_path, policy="allkeys-lru", maxmemory_mb=64, persist=False) as process,
