@@ -220,7 +220,7 @@ def _compare(canary: Canary, limits: Limits, window_s: float) -> Comparison:
     before = _scrape(canary) if window_s else {}
     time.sleep(window_s)
     counted = [compare.since(before.get(pod, {}), now) for pod, now in _scrape(canary).items()]
-    return compare.compare(counted, limits, (release.canary, frozenset(release.covered())))
+    return compare.compare(counted, limits, (release.canary, frozenset(release.covered())), release.bundles())
 
 
 def _scrape(canary: Canary) -> dict[str, compare.Counters]:

@@ -94,6 +94,11 @@ class Release:
         """Names of the InferenceServices of a bundle's stages."""
         return [f"{self.fullname}-{stage}-{bundle}" for stage in stages]
 
+    def bundles(self) -> dict[str, frozenset[str]]:
+        """By arm, the bundles of the pods that serve it: a canary of single stages has stable ones around it."""
+        around = frozenset() if CASCADE in self.layers else frozenset({self.stable})
+        return {STABLE: frozenset({self.stable}), CANARY: frozenset({self.canary}) | around}
+
     def arms(self) -> Arms:
         """As entry assigns by these values."""
         layer = Layer(stable=self.stable, canary=self.canary, weight=self.weight if self.canary else 0.0)

@@ -98,9 +98,15 @@ def since(before: Counters, after: Counters) -> Counters:
 
 
 def compare(
-    pods: Iterable[Counters], limits: Limits, canary_features: tuple[str, frozenset[str]] = ("", frozenset())
+    pods: Iterable[Counters],
+    limits: Limits,
+    canary_features: tuple[str, frozenset[str]] = ("", frozenset()),
+    bundles: Mapping[str, frozenset[str]] | None = None,
 ) -> Comparison:
-    """Stable and canary over all pods. `canary_features` is the canary's bundle and the stages that it covers."""
+    """Stable and canary over all pods. `canary_features` is the canary's bundle and the stages that it covers.
+
+    `bundles` has the bundles that count, by arm: a stable pod still shows what it served when it was the canary.
+    """
     sums = {STABLE: _Sums(), CANARY: _Sums()}
     features = {STABLE: [0.0, 0.0], CANARY: [0.0, 0.0]}
     bundle, stages = canary_features
@@ -111,7 +117,7 @@ def compare(
                 arm = CANARY if known["bundle"] == bundle else STABLE
                 features[arm][0] += value
                 features[arm][1] += 0.0 if known["state"] == "ok" else value
-            elif known.get("arm") in sums:
+            elif known.get("arm") in sums and (bundles is None or known["bundle"] in bundles[known["arm"]]):
                 _add(sums[known["arm"]], name, known, value)
     total = sum(one.values["requests"] for one in sums.values())
     stable, canary = (_stats(arm, sums[arm], total, *features[arm]) for arm in (STABLE, CANARY))

@@ -94,6 +94,19 @@ def test_pods_add_up() -> None:
     assert found.arms[1].share == pytest.approx(0.2)
 
 
+def test_what_a_pod_served_under_another_arm_does_not_count() -> None:
+    def of(bundle: str, counters: Counters) -> Counters:
+        return {
+            (name, tuple((k, bundle if k == "bundle" else v) for k, v in labels)): value
+            for (name, labels), value in counters.items()
+        }
+
+    once_canary = of("v1", _arm("stable", 500)) | of("v1", _arm("canary", 900, errors=90))
+    bundles = {"stable": frozenset({"v1"}), "canary": frozenset({"v2"})}
+    found = compare([once_canary, of("v2", _arm("canary", 300))], LIMITS, bundles=bundles)
+    assert [(arm.requests, arm.errors, arm.bundles) for arm in found.arms] == [(500, 0, ("v1",)), (300, 0, ("v2",))]
+
+
 def test_features_count_for_the_bundle_and_the_stages_that_the_canary_covers() -> None:
     def features(stage: str, bundle: str, ok: float, missing: float) -> Counters:
         labels = (("bundle", bundle), ("stage", stage), ("view", "item_stats"))
