@@ -14,10 +14,10 @@ MOVIETWEETINGS ?= ../shared/data/movietweetings
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "recgraph needs Python 3.11: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[serving,jobs,local,dev]"
+	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[serving,jobs,local,cluster,dev]"
 	touch $@
 
-.PHONY: help setup demo movietweetings test check format bench lock clean
+.PHONY: help setup demo movietweetings test check chart images kind-up kind-down format bench lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -39,6 +39,19 @@ check: setup ## Formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+chart: ## Every check of the charts that needs no cluster (helm, helm-unittest, helm-docs)
+	helm/check
+
+images: ## The serving and the jobs image, with Docker
+	docker build -f docker/serving.Dockerfile -t recgraph/serving:0.1.0 .
+	docker build -f docker/jobs.Dockerfile -t recgraph/jobs:0.1.0 .
+
+kind-up: ## A kind cluster with KServe and the images
+	kind-cluster/up.sh
+
+kind-down: ## Delete it
+	kind-cluster/down.sh
+
 format: setup ## Let ruff mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -51,7 +64,7 @@ bench: setup demo ## The figures of the hot path
 lock: ## Resolve all dependencies anew into constraints.txt
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --quiet $(PIP_ARGS) torch==2.13.0
-	build/lock/bin/pip install --quiet $(PIP_ARGS) -e ".[serving,jobs,local,dev]"
+	build/lock/bin/pip install --quiet $(PIP_ARGS) -e ".[serving,jobs,local,cluster,dev]"
 	{ echo "# Every package that a full installation brings, at the version that was tested. Made by 'make lock'."; \
 	  build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
 	rm -rf build/lock
