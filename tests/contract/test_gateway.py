@@ -10,12 +10,14 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -158,6 +160,7 @@ class Gateway:
     admin_port: int
     metrics_port: int
     log: Path
+    pid: int = 0
 
     def post(self, body: object = None, path: str = PATH, method: str = "POST", **headers: str) -> Answer:
         content = body if isinstance(body, bytes) else json.dumps(REQUEST if body is None else body).encode()
@@ -201,7 +204,10 @@ def address(port: int) -> dict[str, Any]:
 
 
 @contextmanager
-def running(folder: Path, graph_port: int, pools_port: int, **values: Any) -> Iterator[Gateway]:
+def running(
+    folder: Path, graph_port: int, pools_port: int, *, replace: dict[str, str] | None = None, **values: Any
+) -> Iterator[Gateway]:
+    """Envoy with the chart's configuration for these values; `replace` breaks it: each text once, by another."""
     envoy = program("RECGRAPH_ENVOY", "envoy")
     gateway = Gateway(free_port(), free_port(), free_port(), folder / "access.log")
     ports = {"http": gateway.port, "admin": gateway.admin_port, "metrics": gateway.metrics_port}
@@ -218,11 +224,16 @@ def running(folder: Path, graph_port: int, pools_port: int, **values: Any) -> It
         folder,
         "gateway-configmap.yaml",
     )
-    config.write_text(configmap["data"]["envoy.yaml"])
+    text: str = configmap["data"]["envoy.yaml"]
+    for old, new in (replace or {}).items():
+        assert text.count(old) == 1, f"{text.count(old)} times in the configuration: {old}"
+        text = text.replace(old, new)
+    config.write_text(text)
     command = [envoy, "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
     command += ["--file-flush-interval-msec", "100"]
     with gateway.log.open("wb") as stdout, (folder / "envoy.log").open("wb") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    gateway.pid = process.pid
     try:
         wait_until_ready(gateway, process, folder / "envoy.log")
         yield gateway
@@ -277,7 +288,7 @@ def gateway(upstreams: tuple[Upstream, Upstream], tmp_path_factory: pytest.TempP
         upstream.reset()
     folder = tmp_path_factory.mktemp("gateway")
     # The timeouts are wide enough for a busy machine; what is late is later by far.
-    wide = {
+    wide: dict[str, Any] = {
         "timeoutMs": 800,
         "pools": {**address(upstreams[1].port), "timeoutMs": 600},
         "rateLimit": {"enabled": False},
@@ -337,7 +348,7 @@ def test_hot_pool_when_the_graph_fails(
     assert pools.seen[0].headers["x-request-id"] == "r1"
 
 
-@pytest.mark.parametrize("pool_fault", ["500", "503", "404", "late", "gone", "hangs up"])
+@pytest.mark.parametrize("pool_fault", ["500", "503", "404", "202", "302", "late", "gone", "hangs up"])
 @pytest.mark.parametrize(("fault", "reason"), [("500", "graph_error"), ("gone", "graph_unavailable")])
 def test_fixed_pool_when_the_pool_server_fails_too(
     fault: str, reason: str, pool_fault: str, gateway: Gateway, graph: Upstream, pools: Upstream
@@ -345,11 +356,15 @@ def test_fixed_pool_when_the_pool_server_fails_too(
     break_upstream(graph, fault)
     break_upstream(pools, pool_fault)
     answer = gateway.post()
+    assert_fixed_pool(answer, reason)
+
+
+def assert_fixed_pool(answer: Answer, reason: str, ids: list[str] = HOME_FIXED) -> None:
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
     assert answer.json == {
         "request_id": "r1",
-        "items": [{"item_id": item, "score": 0, "source": "fixed"} for item in HOME_FIXED],
+        "items": [{"item_id": item, "score": 0, "source": "fixed"} for item in ids],
         "degraded": [{"stage": "gateway", "reason": reason, "action": "fixed_pool"}],
         "bundle": None,
         "arm": {},
@@ -362,6 +377,59 @@ def test_late_graph_and_late_pools_still_give_a_list(gateway: Gateway, graph: Up
     answer = gateway.post()
     assert answer.status == 200
     assert answer.json["degraded"] == [{"stage": "gateway", "reason": "graph_timeout", "action": "fixed_pool"}]
+
+
+def test_starved_gateway_still_gives_a_list(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    """It wakes up with every timeout of the last resort behind it."""
+    break_upstream(graph, "500")
+    break_upstream(pools, "late")
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(gateway.post)
+        while not pools.seen and not answer.done():
+            time.sleep(0.005)
+        os.kill(gateway.pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(gateway.pid, signal.SIGCONT)
+        assert_fixed_pool(answer.result(10), "graph_error")
+
+
+# Ways to make Envoy itself reply on the way to the last resort.
+CLUSTER = "    - name: last_resort\n      connect_timeout: 0.050s"
+ROUTE = '- name: last_resort\n                      domains: ["*"]'
+OWN_REPLIES = {
+    "timeout": {"timeout: 0.700s": "timeout: 0.001s"},
+    "no listener": {"{server_listener_name: last_resort}": "{server_listener_name: none}"},
+    "overflow": {CLUSTER: f"{CLUSTER}\n      circuit_breakers: {{thresholds: [{{max_requests: 0}}]}}"},
+    "no route inside": {ROUTE: ROUTE.replace("*", "none")},
+}
+
+
+@pytest.mark.parametrize("fault", OWN_REPLIES)
+def test_own_replies_of_envoy_are_the_fixed_pool(fault: str, graph: Upstream, pools: Upstream, tmp_path: Path) -> None:
+    """None of them goes out with the redirect's 200 and an error for a body."""
+    break_upstream(graph, "500")
+    pools.delay_s = 0.2
+    values = {"pools": {**address(pools.port), "timeoutMs": 600}}
+    with running(tmp_path, graph.port, pools.port, replace=OWN_REPLIES[fault], **values) as gateway:
+        assert_fixed_pool(gateway.post(), "graph_error")
+        assert_fixed_pool(gateway.post({"request_id": "r1"}), "graph_error", FIXED)
+
+
+def test_as_many_headers_as_a_client_may_send(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    """The gateway adds its own on the way to the last resort."""
+    graph.stop()
+    pools.stop()
+    assert_fixed_pool(gateway.post(**{f"h{number}": "1" for number in range(96)}), "graph_unavailable")
+    assert_fixed_pool(gateway.post(long="x" * 61_200), "graph_unavailable")
+    assert gateway.post(**{f"h{number}": "1" for number in range(97)}).status == 431
+
+
+def test_refused_request_gets_no_pool_for_the_headers_of_the_inside(gateway: Gateway) -> None:
+    forged = {"X_Recgraph_Last_Resort": "graph_error", "X_Recgraph_Scene": "home_feed"}
+    assert gateway.post(path="/%00", **forged).status == 400
+    with socket.create_connection(("127.0.0.1", gateway.port), 10) as client:
+        client.sendall(b"POST /%00 HTTP/1.1\r\nHost: x\r\nx_recgraph_redirected: true\r\nContent-Length: 0\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("escaped", [True, False])
