@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import kserve.model_server as sdk
 import uvloop
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from kserve import Model, ModelServer
 
 from recgraph import contract, logs
-from recgraph.edge import Edge, ProcessState
+from recgraph.edge import Edge, ProcessState, Reply
 from recgraph.errors import ClientError
 from recgraph.metrics import StageMetrics
 from recgraph.settings import Budgets, Settings
@@ -31,16 +31,6 @@ Runner = Callable[[contract.Envelope], Awaitable[contract.Envelope]]
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 KEEP_ALIVE_S: Final = 120  # longer than the router keeps idle connections (90 s)
 _log = logging.getLogger(__name__)
-
-
-class Refused(Exception):
-    """A client's fault on its way to the HTTP answer: status, body, and the request it belongs to."""
-
-    def __init__(self, status: int, body: bytes, request_id: str) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = body
-        self.request_id = request_id
 
 
 class HostedModel(Model):  # type: ignore[misc]  # the SDK has no types
@@ -103,9 +93,9 @@ class EnvelopeModel(HostedModel):
         """See HostedModel."""
         self._run = await self._build()
 
-    async def predict(self, payload: bytes, headers: dict[str, str], response_headers: dict[str, str]) -> bytes:
-        """Body to body. Raises Refused for a client's fault."""
-        assert self._run is not None, "the server answers 503 until the warm-up is through"
+    async def answer(self, payload: bytes, headers: dict[str, str]) -> Reply:
+        """Body and headers to the answer, a client's fault included (see `recgraph.edge.Answer`)."""
+        assert self._run is not None, "the edge answers 503 until the warm-up is through"
         header = headers.get("x-request-id", "")
         token = logs.request_id.set("")
         try:
@@ -115,16 +105,16 @@ class EnvelopeModel(HostedModel):
             with self._metrics.failures(envelope):
                 answered = await self._run(envelope)
             self._metrics.answered(answered, answered.degraded[known:])
+            more = {"x-request-id": _header(answered.request_id)}
             for entry in answered.degraded[known:]:
                 if entry.reason == "other_bundle":
                     # The caller's connection leads to pods that its requests have left: it shall open a new one.
-                    response_headers["connection"] = "close"
+                    more["connection"] = "close"
                 _log.info("degraded", extra={"stage": entry.stage, "reason": entry.reason, "action": entry.action})
-            response_headers["content-type"] = "application/json"
-            response_headers["x-request-id"] = _header(answered.request_id)
-            return contract.encode_answer(answered) if self._stage == "rerank" else contract.encode(answered)
+            encode = contract.encode_answer if self._stage == "rerank" else contract.encode
+            return Reply(200, encode(answered), more)
         except ClientError as error:
-            raise self._refusal(error, payload, header) from error
+            return self._refusal(error, payload, header)
         finally:
             logs.request_id.reset(token)
 
@@ -134,11 +124,11 @@ class EnvelopeModel(HostedModel):
         needs_items = self._stage != "recall"
         return contract.parse_envelope(payload, needs_items=needs_items, request_id=request_id, traceparent=traceparent)
 
-    def _refusal(self, error: ClientError, payload: bytes, header: str) -> Refused:
+    def _refusal(self, error: ClientError, payload: bytes, header: str) -> Reply:
         request_id = logs.request_id.get() or contract.request_id_of(payload, header)
         self._metrics.refused(error)
         _log.info("refused", extra={"status": error.status, "error": str(error), "request_id": request_id})
-        return Refused(error.status, contract.error_body(error, request_id), request_id)
+        return Reply(error.status, contract.error_body(error, request_id), {"x-request-id": _header(request_id)})
 
 
 def arguments(description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -154,8 +144,10 @@ def arguments(description: str, argv: Sequence[str] | None = None) -> argparse.N
 def serve(model: HostedModel, args: argparse.Namespace, settings: Settings, *, grpc: bool) -> None:
     """Runs the server until SIGTERM, and through its draining."""
     app: FastAPI = sdk.app
-    app.add_middleware(Edge, state=model.state)
-    app.add_exception_handler(Refused, _answer_refusal)
+    answer = model.answer if isinstance(model, EnvelopeModel) else None
+    inner = app.build_middleware_stack
+    # Around the whole stack: what the SDK adds to it is for requests that the edge leaves to the server.
+    app.build_middleware_stack = lambda: Edge(inner(), model.state, answer)  # type: ignore[method-assign]
     app.router.lifespan_context = lambda _app: _draining(model.state, settings.drain_s)
     # `--event-loop uvloop` has no effect in a single process: the SDK runs asyncio.run itself.
     uvloop.install()
@@ -177,12 +169,6 @@ def start_logging(settings: Settings, stage: str) -> None:
     # The SDK answers with a response class that its FastAPI calls deprecated, on every process's first answer.
     warnings.filterwarnings("ignore", message="ORJSONResponse is deprecated")
     _log.info("starting", extra={"stage": stage, "settings": settings.public()})
-
-
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    headers = {"x-request-id": _header(error.request_id)}
-    return Response(error.body, status_code=error.status, media_type="application/json", headers=headers)
 
 
 def _header(value: str) -> str:

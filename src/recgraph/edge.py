@@ -1,13 +1,13 @@
-"""The HTTP edge of a serving process, as ASGI middleware: bounded bodies, raw JSON, readiness and draining.
+"""The HTTP edge of a serving process, as ASGI middleware: bounded bodies, predictions, readiness and draining.
 
 KServe matches media types exactly, takes a body with certain keys for a CloudEvent, and stops predicting once a model
-is not ready. Here the body reaches our own parser untouched, and readiness is the process's own, so that a draining
-process still answers what reaches it.
+is not ready. Here the body goes to our own parser untouched, ahead of the server's routing, which costs several times
+what an envelope does (docs/adr/0008). Readiness is the process's own, so that a draining process still answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,8 +20,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Not one of KServe's JSON media types: it then hands the body over as it came.
-_RAW: Final = (b"content-type", b"application/x-recgraph")
 _JSON: Final = (b"content-type", b"application/json")
 _CLOSE: Final = (b"connection", b"close")
 _DISCARD_BYTES: Final = 16 << 20
@@ -36,12 +34,26 @@ class ProcessState:
     draining: bool = False
 
 
-class Edge:
-    """Wraps the server's ASGI app."""
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer: JSON, with headers beside the media type."""
 
-    def __init__(self, app: App, state: ProcessState) -> None:
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+Answer = Callable[[bytes, dict[str, str]], Awaitable[Reply]]
+"""Body and headers (lower-case names) of a prediction to its answer."""
+
+
+class Edge:
+    """Wraps the server's ASGI app. With `answer`, predictions of the process's own model are answered here."""
+
+    def __init__(self, app: App, state: ProcessState, answer: Answer | None = None) -> None:
         self._app = app
         self._state = state
+        self._answer = answer
         self._ready_path = f"/v1/models/{state.model_name}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,8 +62,8 @@ class Edge:
             await self._app(scope, receive, send)
         elif scope["method"] == "GET" and scope["path"] == self._ready_path and not self._serving:
             await _respond(send, 503, b'{"error":"not ready"}', close=self._state.draining)
-        elif scope["method"] == "POST" and scope["path"].endswith(":predict"):
-            await self._predict(scope, receive, self._closing(send))
+        elif self._answer and scope["method"] == "POST" and scope["path"] == f"{self._ready_path}:predict":
+            await self._predict(self._answer, scope, receive, self._closing(send))
         else:
             await self._app(scope, receive, self._closing(send))
 
@@ -59,18 +71,22 @@ class Edge:
     def _serving(self) -> bool:
         return self._state.ready and not self._state.draining
 
-    async def _predict(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+    async def _predict(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            body = await _read(receive, _content_length(headers))
+            body = await _read(receive, headers.get("content-length", ""))
         except TooLarge as error:
-            given = next((value for name, value in headers if name == b"x-request-id"), b"").decode("latin-1")
-            await _respond(send, 413, contract.error_body(error, contract.request_id_of(b"", given)), close=True)
+            request_id = contract.request_id_of(b"", headers.get("x-request-id", ""))
+            await _respond(send, 413, contract.error_body(error, request_id), close=True)
             return
         if body is None:
             return
-        kept = [pair for pair in headers if pair[0] != b"content-type" and not pair[0].startswith(b"ce-")]
-        await self._app({**scope, "headers": [*kept, _RAW]}, _replay(body, receive), send)
+        if not self._state.ready:
+            await _respond(send, 503, b'{"error":"not ready"}', close=False)
+            return
+        reply = await answer(body, headers)
+        more = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+        await _respond(send, reply.status, reply.body, close=False, more=more)
 
     def _closing(self, send: Send) -> Send:
         if not self._state.draining:
@@ -84,18 +100,13 @@ class Edge:
         return closing
 
 
-def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
-    length = next((value for name, value in headers if name == b"content-length"), b"0")
-    return int(length) if length.isdigit() else 0
-
-
-async def _read(receive: Receive, announced: int) -> bytes | None:
+async def _read(receive: Receive, announced: str) -> bytes | None:
     """The whole body, or None when the client has gone. Raises TooLarge for one beyond the limit.
 
     What is too large is read to its end and thrown away, up to a bound: a client that is still sending when the
     connection closes would see a broken pipe instead of the answer.
     """
-    if announced > _DISCARD_BYTES:
+    if announced.isdigit() and int(announced) > _DISCARD_BYTES:
         raise TooLarge(f"The body has {announced} bytes, the limit is {contract.MAX_BODY_BYTES}")
     chunks: list[bytes] = []
     size = 0
@@ -116,21 +127,9 @@ async def _read(receive: Receive, announced: int) -> bytes | None:
             return b"".join(chunks)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A receive that gives the body once, then whatever the connection says."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
-
-
-async def _respond(send: Send, status: int, body: bytes, *, close: bool) -> None:
-    headers = [_JSON, (b"content-length", str(len(body)).encode()), *([_CLOSE] if close else [])]
+async def _respond(
+    send: Send, status: int, body: bytes, *, close: bool, more: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = [_JSON, (b"content-length", str(len(body)).encode()), *more, *([_CLOSE] if close else [])]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

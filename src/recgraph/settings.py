@@ -16,21 +16,21 @@ _PASSWORD = re.compile(r"(//[^/@]*:)[^/@]*@")
 
 
 class Budgets(BaseModel):
-    """Milliseconds of every stage, and how they are divided. Defaults: the table of the design."""
+    """Milliseconds of every stage, and how they are divided. Defaults: docs/adr/0009."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     entry: float = 3.0
-    recall: float = 20.0
+    recall: float = 22.0
     coarse: float = 15.0
-    fine: float = 40.0
-    rerank: float = 10.0
+    fine: float = 32.0
+    rerank: float = 16.0
     hops: float = 12.0
     whole: float = 100.0
     reserve_share: float = 0.5
     """Share of the later stages' budgets that is kept back for them: enough to work at their usual pace or to fall
     back, without letting one slow stage starve them."""
-    read_share: float = 0.5
+    read_share: float = 0.7
     """Share of a stage's time that its reads may take before the stage gives up on them."""
     fallback_ms: float = 2.0
     """Kept back in every stage, so that its fallback still fits into its budget."""

@@ -61,6 +61,20 @@ def _pack(values: list[bytes]) -> bytes:
 
 
 def _unpack(name: str, raw: bytes) -> list[bytes]:
+    return _equally_long(raw) or _one_by_one(name, raw)
+
+
+def _equally_long(raw: bytes) -> list[bytes]:
+    """The values where all are of one length, as ids often are: no loop, several times faster. Else nothing."""
+    length = int.from_bytes(raw[: _LENGTH.size], "little")
+    if not length or not raw or len(raw) % (_LENGTH.size + length):
+        return []
+    rows = np.frombuffer(raw, [("length", "<u4"), ("value", f"V{length}")])
+    values: list[bytes] = rows["value"].tolist() if (rows["length"] == length).all() else []
+    return values
+
+
+def _one_by_one(name: str, raw: bytes) -> list[bytes]:
     values: list[bytes] = []
     at, end, unpack = 0, len(raw), _LENGTH.unpack_from
     while at < end:

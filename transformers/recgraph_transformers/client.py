@@ -14,7 +14,6 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 from recgraph import logs, tensors
 from recgraph.errors import DataError, StageFailure
 from recgraph.models.base import Tensors
-from recgraph.stages.base import Offload
 
 DEFAULT_PORT: Final = 8081
 _SERVICE: Final = "/inference.GRPCInferenceService"
@@ -41,7 +40,7 @@ _REASONS: Final = {
 class PredictorClient:
     """One channel per process. Is a `Predict` by its method of that name."""
 
-    def __init__(self, target: str, model_name: str, bundle_version: str, offload: Offload) -> None:
+    def __init__(self, target: str, model_name: str, bundle_version: str) -> None:
         """`target` is host:port (port 8081 if it has none). Made on the running loop."""
         address = target if ":" in target else f"{target}:{DEFAULT_PORT}"
         self._channel = grpc.aio.insecure_channel(f"dns:///{address}", options=_OPTIONS)
@@ -57,14 +56,13 @@ class PredictorClient:
         )
         self._model_name = model_name
         self._bundle_version = bundle_version
-        self._offload = offload
 
     async def predict(self, inputs: Tensors, timeout_s: float) -> Tensors:
         """The model's outputs. Raises StageFailure("predictor_..."); never fails for longer than the timeout.
 
         An answer of another bundle is refused: scores of two bundles are never mixed.
         """
-        request = await self._offload(lambda: self._request(inputs))
+        request = self._request(inputs)
         try:
             response = await self._infer(request, timeout=timeout_s, wait_for_ready=False)
         except grpc.aio.AioRpcError as error:
@@ -73,10 +71,9 @@ class PredictorClient:
             detail = f"the predictor serves {response.model_version!r}, expected {self._bundle_version!r}"
             raise StageFailure("predictor_other_bundle", detail)
         try:
-            outputs: Tensors = await self._offload(lambda: _outputs(response))
+            return _outputs(response)
         except DataError as error:
             raise StageFailure("predictor_bad_output", str(error)) from error
-        return outputs
 
     async def ready(self, timeout_s: float) -> bool:
         """Whether the predictor says that it is ready."""

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from recgraph import metrics
 from recgraph.bundle import Bundle
@@ -27,7 +26,7 @@ from recgraph.features.reader import FeatureReader
 from recgraph.pools import CachedPools
 from recgraph.scenes import SceneFileWatch
 from recgraph.settings import Settings
-from recgraph.stages.base import Offload, StageDeps
+from recgraph.stages.base import StageDeps
 from recgraph.stages.cascade import STAGES
 from recgraph.stages.warmup import warm_up
 from recgraph_predictors import host
@@ -60,8 +59,7 @@ class Transformer:
     async def build(self) -> host.Runner:
         """The stage's `run`, after the warm-up."""
         settings = self._settings
-        offload = executor(settings.executor_workers, self._stage)
-        client = PredictorClient(self._predictor, self._model_name, self._bundle.version, offload)
+        client = PredictorClient(self._predictor, self._model_name, self._bundle.version)
         reader = open_reader(settings)
         cache = RedisCache(
             settings.caches_redis, last_ttl_s=settings.last_result_ttl_s, record_ttl_s=settings.record_ttl_s
@@ -75,7 +73,6 @@ class Transformer:
             bundle=self._bundle,
             clock=DataClock(settings.clock_offset_s),
             budgets=settings.budgets,
-            offload=offload,
             max_in_flight=settings.max_in_flight,
         )
         await self._connect(client, reader, cache)
@@ -115,16 +112,6 @@ async def reach(name: str, connect: Callable[[float], Awaitable[None]]) -> None:
         except StageFailure as failure:
             if attempt == _ATTEMPTS:
                 _log.warning("starting without %s: %s", name, failure)
-
-
-def executor(workers: int, stage: str) -> Offload:
-    """The process's one executor for CPU work."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix=f"{stage}-cpu")
-
-    async def offload(work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-    return offload
 
 
 def open_reader(settings: Settings) -> Reader:

@@ -18,6 +18,7 @@ from recgraph.bundle import Bundle
 from recgraph.features.assembly import Context, fine_inputs
 from recgraph.features.feast_hash import FeastHashReader
 from recgraph.features.packed import PackedReader
+from recgraph.features.reader import ViewBlock
 from recgraph.models import fine
 
 Call = Callable[[], Awaitable[object]]
@@ -70,6 +71,14 @@ class FeatureBench(msgspec.Struct, frozen=True):
     ledger: list[LedgerLine]
 
 
+def every_value(blocks: dict[str, ViewBlock]) -> dict[str, ViewBlock]:
+    """The blocks, with every column decoded: text and lists are cut only when they are asked for."""
+    for block in blocks.values():
+        for _ in block.columns.values():
+            pass
+    return blocks
+
+
 def run(repo: Path, sizes: Sequence[int], bundle: Path | None = None) -> FeatureBench:
     """Measures every size; with a bundle also the ledger, over its items and its fine model."""
     opened = Bundle.open(bundle) if bundle else None
@@ -101,7 +110,7 @@ async def _reading(filled: FilledStore, items: list[str]) -> Reading:
     rows = [{"item_id": item} for item in items]
 
     async def read(reader: PackedReader | FeastHashReader, ids: list[str]) -> None:
-        await reader.read("item", views, ids, now_s=filled.now_s, timeout_s=_TIMEOUT_S)
+        every_value(await reader.read("item", views, ids, now_s=filled.now_s, timeout_s=_TIMEOUT_S))
 
     async def by_feast() -> None:
         filled.store.get_online_features(names, rows)
@@ -144,10 +153,10 @@ async def _ledger(filled: FilledStore, items: list[str], bundle: Bundle) -> list
     user_views, item_views = (filled.features.of_stage("fine", "user"), filled.features.of_stage("fine", "item"))
 
     async def user_read() -> Any:
-        return await reader.read("user", user_views, [_USER], now_s=filled.now_s, timeout_s=_TIMEOUT_S)
+        return every_value(await reader.read("user", user_views, [_USER], now_s=filled.now_s, timeout_s=_TIMEOUT_S))
 
     async def item_read() -> Any:
-        return await reader.read("item", item_views, items, now_s=filled.now_s, timeout_s=_TIMEOUT_S)
+        return every_value(await reader.read("item", item_views, items, now_s=filled.now_s, timeout_s=_TIMEOUT_S))
 
     users, blocks = await user_read(), await item_read()
     inputs = fine_inputs(_USER, items, users, blocks, context)

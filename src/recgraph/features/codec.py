@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, cast
@@ -130,8 +130,8 @@ class ViewCodec:
     def decode(self, blobs: Sequence[bytes | None], *, now_s: float) -> ViewBlock:
         """A block of one row per blob (None is a missing entity); rows older than the ttl are withheld.
 
-        Raises StageFailure("features_schema") for a blob of another schema or a damaged one: both are mistakes of
-        an operator, which a silent "missing" would hide.
+        Raises StageFailure("features_schema") for a blob of another schema, and for a damaged one here or when a
+        list or text column is first asked for: both are mistakes of an operator, which a silent "missing" would hide.
         """
         missing = np.zeros(len(blobs), dtype=np.bool_)
         present = cast("Sequence[bytes]", blobs)
@@ -144,13 +144,8 @@ class ViewCodec:
         if stale.any():
             present = [self._empty if old else blob for blob, old in zip(present, stale.tolist(), strict=True)]
             head = self._heads(present)
-        columns = self._scalar_columns(head)
-        try:
-            columns.update(self._variable_columns(head, present))
-        except ValueError as error:
-            raise StageFailure(SCHEMA_FAILURE, f"view {self.view.name}: damaged blob: {error}") from error
-        ordered = {name: columns[name] for name in self.names}
-        return ViewBlock(len(blobs), ordered, missing, stale, time_us, self._nulls(head["nulls"]))
+        columns = _Columns(self.names, self._scalar_columns(head), lambda: self._variable_columns(head, present))
+        return ViewBlock(len(blobs), columns, missing, stale, time_us, self._nulls(head["nulls"]))
 
     def _heads(self, blobs: Sequence[bytes]) -> npt.NDArray[np.void]:
         """The parts of constant size as one structured array of a row per blob."""
@@ -183,7 +178,13 @@ class ViewCodec:
         return dict(zip(self.names, bits, strict=True))
 
     def _variable_columns(self, head: npt.NDArray[np.void], blobs: Sequence[bytes]) -> dict[str, Column]:
-        """Lists and text. Raises ValueError where lengths and bytes do not agree."""
+        """Lists and text. Raises StageFailure where lengths and bytes do not agree."""
+        try:
+            return self._cut_columns(head, blobs)
+        except ValueError as error:
+            raise StageFailure(SCHEMA_FAILURE, f"view {self.view.name}: damaged blob: {error}") from error
+
+    def _cut_columns(self, head: npt.NDArray[np.void], blobs: Sequence[bytes]) -> dict[str, Column]:
         columns: dict[str, Column] = {}
         at, end = self._list_splits
         lists = head["lists"].astype(np.int64)
@@ -224,6 +225,31 @@ class ViewCodec:
             own = values if len(names) == 1 else values[spans(starts[:, field], offsets)]
             columns[name] = ListColumn(own, offsets)
         return columns
+
+
+class _Columns(Mapping[str, Column]):
+    """Columns in schema order. Lists and text, most of a decode's cost, are cut when the first of them is asked for.
+
+    Recall reads whole profiles of its candidates for one number; see `recgraph bench features`.
+    """
+
+    def __init__(
+        self, names: Sequence[str], ready: dict[str, Column], variable: Callable[[], dict[str, Column]]
+    ) -> None:
+        self._names = names
+        self._ready = ready
+        self._variable = variable
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._ready and name in self._names:
+            self._ready.update(self._variable())
+        return self._ready[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ Redis store) and `point_in_time` (the offline sources as of a past moment, for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class ViewBlock:
     """
 
     rows: int
-    columns: dict[str, Column]
+    columns: Mapping[str, Column]
     missing: npt.NDArray[np.bool_]
     stale: npt.NDArray[np.bool_]
     event_time_us: npt.NDArray[np.int64]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,15 +49,6 @@ class BundleView(Protocol):
     def pools(self) -> Pools: ...
 
 
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs CPU work off the event loop: the process's executor in serving."""
-
-
-async def inline(work: Callable[[], T]) -> T:
-    """Runs CPU work where it is: for evaluation, which has the loop to itself."""
-    return work()
-
-
 @dataclass(frozen=True)
 class StageDeps:
     """Everything that a ranking stage reaches outside of itself."""
@@ -71,7 +62,6 @@ class StageDeps:
     clock: Clock
     budgets: Budgets = field(default_factory=Budgets)
     guard: Guard = field(default_factory=Guard)
-    offload: Offload = inline
     max_in_flight: int = 64
 
 
@@ -185,11 +175,6 @@ class Stage(ABC):
         return await self.deps.guard.call(
             "predictor", lambda timeout_s: self.deps.predict(inputs, timeout_s), run.predict_ms()
         )
-
-    async def offload(self, work: Callable[[], T]) -> T:
-        """CPU work, off the event loop."""
-        result: T = await self.deps.offload(work)
-        return result
 
     async def _attempt(self, run: Run) -> Outcome:
         if self._in_flight > self.deps.max_in_flight:

@@ -26,7 +26,7 @@ class CoarseStage(Stage):
         user_blocks, item_blocks = await asyncio.gather(
             self.read(run, "user", [run.user_id]), self.read(run, "item", items)
         )
-        inputs = await self.offload(lambda: coarse_inputs(run.user_id, items, user_blocks, item_blocks, run.context))
+        inputs = coarse_inputs(run.user_id, items, user_blocks, item_blocks, run.context)
         score = scores_of(await self.predict(run, inputs), len(items))
         finite = np.isfinite(score)
         order = np.argsort(np.where(finite, -score, np.inf), kind="stable").tolist()

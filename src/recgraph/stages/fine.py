@@ -23,7 +23,7 @@ class FineStage(Stage):
         user_blocks, item_blocks = await asyncio.gather(
             self.read(run, "user", [run.user_id]), self.read(run, "item", items)
         )
-        inputs = await self.offload(lambda: fine_inputs(run.user_id, items, user_blocks, item_blocks, run.context))
+        inputs = fine_inputs(run.user_id, items, user_blocks, item_blocks, run.context)
         score = scores_of(await self.predict(run, inputs), len(items))
         if not np.isfinite(score).all():
             run.degrade(self.name, "predictor_not_finite", "scored_zero")

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Final
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
-
-_TAKEN: Final = -1
 
 
 @dataclass
@@ -35,24 +32,23 @@ def clean(
     Places are compared across channels, so that an item stays in the channel where it stands highest; at the same
     place the channel named first wins. Returns the cleaned channels and the removed ids by reason.
     """
-    owner: dict[str, int] = {}
-    for places in zip_longest(*channels.values()):
-        for order, item in enumerate(places):
-            if item is not None and item not in owner:
-                owner[item] = order
     banned = frozenset[str]().union(*(ids for _, ids in rules))
+    step = len(channels)
+    best: dict[str, int] = {}  # item -> place * step + order of its channel: lower is better, and no two are equal
+    for order, ids in enumerate(channels.values()):
+        for key, item in zip(count(order, step), ids, strict=False):
+            if key < best.setdefault(item, key):
+                best[item] = key
     removed: dict[str, list[str]] = {}
     cleaned: dict[str, list[str]] = {}
     for order, (channel, ids) in enumerate(channels.items()):
-        kept = cleaned[channel] = []
-        for item in ids:
+        keyed = list(zip(count(order, step), ids, strict=False))
+        cleaned[channel] = [item for key, item in keyed if best[item] == key and item not in banned]
+        for key, item in keyed:
             if item in banned:
                 reason = next(reason for reason, ids_of_rule in rules if item in ids_of_rule)
                 removed.setdefault(reason, []).append(item)
-            elif owner[item] == order:
-                owner[item] = _TAKEN
-                kept.append(item)
-            else:
+            elif best[item] != key:
                 removed.setdefault("duplicate", []).append(item)
     return cleaned, removed
 

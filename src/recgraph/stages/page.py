@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +66,7 @@ def fill(shelf: Shelf, size: int, *, fixed: Mapping[int, int], cap: Cap | None, 
     """
     codes = _codes(shelf.category)
     page: list[int | None] = [fixed.get(place) for place in range(size)]
+    shown = [0 if row is None else int(codes[row]) for row in page]
     free = np.ones(len(shelf.category), dtype=bool)
     value = (1.0 - mmr_lambda) * shelf.relevance
     nearest = np.zeros(len(free))
@@ -77,11 +77,11 @@ def fill(shelf: Shelf, size: int, *, fixed: Mapping[int, int], cap: Cap | None, 
     for place in range(size):
         if page[place] is not None or not free.any():
             continue
-        allowed = free if cap is None else free & ~_capped(page, place, codes, cap, ahead=place < last_fixed)
+        allowed = free if cap is None else free & ~_capped(shown, place, codes, cap, ahead=place < last_fixed)
         if not allowed.any():
             allowed = free
         row = int(np.argmax(np.where(allowed, value - mmr_lambda * nearest, -np.inf)))
-        page[place] = row
+        page[place], shown[place] = row, int(codes[row])
         free[row] = False
         _move_nearer(nearest, shelf.embedding, row, mmr_lambda)
     return [row for row in page if row is not None]
@@ -99,15 +99,19 @@ def _move_nearer(nearest: Floats, embedding: npt.NDArray[Any] | None, row: int, 
 
 
 def _capped(
-    page: list[int | None], place: int, codes: npt.NDArray[np.int64], cap: Cap, *, ahead: bool
+    shown: list[int], place: int, codes: npt.NDArray[np.int64], cap: Cap, *, ahead: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which rows may not stand at `place`: their category is full in some window of places around it; bool[N]."""
-    full: set[int] = set()
+    """Which rows may not stand at `place`: their category is full in some window of places around it; bool[N].
+
+    `shown` is the category at every place of the page, 0 for an empty one.
+    """
     # Without fixed places further on, the window that ends here is the fullest one.
     first = max(0, place - cap.window + 1)
     starts = range(first, place + 1) if ahead else (first,)
-    for start in starts:
-        window = (row for row in page[start : start + cap.window] if row is not None)
-        counts = Counter(int(codes[row]) for row in window)
-        full.update(code for code, count in counts.items() if count >= cap.max and code)
-    return np.isin(codes, list(full)) if full else np.zeros(len(codes), dtype=bool)
+    near = shown[first : place + cap.window]
+    full = np.zeros(len(shown) + len(codes) + 1, dtype=bool)
+    for code in set(near) - {0}:
+        full[code] = near.count(code) >= cap.max and any(
+            shown[start : start + cap.window].count(code) >= cap.max for start in starts
+        )
+    return full[codes]

@@ -38,7 +38,7 @@ class RecallStage(Stage):
         """Reads the user, asks the index and the pools, filters and merges."""
         user_blocks = await self.read(run, "user", [run.user_id])
         seen = _seen(user_blocks) if run.scene.filters.seen else frozenset()
-        inputs = await self.offload(lambda: recall_inputs(user_blocks, run.context))
+        inputs = recall_inputs(user_blocks, run.context)
         surplus = min(len(seen), _SEEN_ALLOWANCE)
         quotas = run.scene.recall
         inputs["ann_k"] = np.array([fetch(quotas.ann, surplus)], np.int32)
@@ -73,7 +73,7 @@ class RecallStage(Stage):
     async def _merge(self, run: Run, channels: dict[str, list[str]], seen: frozenset[str]) -> Outcome:
         pinned = frozenset(channels["pin"])
         rules = [("invalid", frozenset(("",))), ("blocked", run.scene.filters.blocklist), ("seen", seen - pinned)]
-        cleaned, removed = await self.offload(lambda: clean(channels, rules))
+        cleaned, removed = clean(channels, rules)
         gone = await self._unavailable(run, [item for ids in cleaned.values() for item in ids])
         if gone:
             removed["unavailable"] = [item for ids in cleaned.values() for item in ids if item in gone]

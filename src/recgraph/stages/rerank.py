@@ -70,7 +70,7 @@ class RerankStage(Stage):
         return self._remembered(run, await self._rerank(run))
 
     async def _rerank(self, run: Run) -> Outcome:
-        ranked = await self.offload(lambda: rank(run))
+        ranked = rank(run)
         head = head_of(run, ranked)
         if not len(head):
             return self._done(run, head, [], ranked, head.scores)
@@ -78,9 +78,7 @@ class RerankStage(Stage):
             self.read(run, "user", [run.user_id]), self.read(run, "item", head.items)
         )
         try:
-            inputs = await self.offload(
-                lambda: rerank_inputs(head.items, head.scores, head.coarse, user_blocks, item_blocks, run.context)
-            )
+            inputs = rerank_inputs(head.items, head.scores, head.coarse, user_blocks, item_blocks, run.context)
             outputs = await self.predict(run, inputs)
             score, embedding = _finite(scores_of(outputs, len(head))), outputs.get("embedding")
         except StageFailure as failure:
@@ -88,7 +86,7 @@ class RerankStage(Stage):
             score, embedding = head.scores, None
         facts = _facts(item_blocks, head.items, run.context.now_s, score, embedding)
         gone = unavailable(item_blocks, head.items) if run.scene.filters.unavailable else frozenset()
-        return await self.offload(lambda: self._page(run, ranked, head, facts, gone))
+        return self._page(run, ranked, head, facts, gone)
 
     async def fallback(self, run: Run, reason: str) -> Outcome:
         """The rules that need neither model nor features, over the scores received."""

@@ -59,7 +59,7 @@ def test_nothing_extends_a_request_beyond_the_whole_budget(
 def test_reserves_fit_the_budgets() -> None:
     budgets = Budgets()
     assert budgets.reserve_ms("rerank") == pytest.approx(budgets.hop_ms)
-    assert budgets.reserve_ms("fine") == pytest.approx(0.5 * 10 + 2 * budgets.hop_ms)
+    assert budgets.reserve_ms("fine") == pytest.approx(0.5 * 16 + 2 * budgets.hop_ms)
     stages = ("recall", "coarse", "fine", "rerank")
     used = budgets.entry
     for stage in stages:

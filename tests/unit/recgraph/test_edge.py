@@ -8,22 +8,27 @@ from typing import Any
 import pytest
 
 from recgraph.contract import MAX_BODY_BYTES
-from recgraph.edge import Edge, Message, ProcessState, Receive, Scope, Send
+from recgraph.edge import Edge, Message, ProcessState, Receive, Reply, Scope, Send
 
 PREDICT = "/v1/models/fine:predict"
 
 
 class _App:
-    """Remembers what reached it and answers 200."""
+    """The server and its model: remembers what reached it and answers 200."""
 
     def __init__(self) -> None:
-        self.scope: Scope = {}
+        self.path = ""
         self.body = b""
+        self.headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope, self.body = scope, (await receive())["body"]
+        self.path = scope["path"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
+
+    async def answer(self, body: bytes, headers: dict[str, str]) -> Reply:
+        self.body, self.headers = body, headers
+        return Reply(200, b"{}", {"x-request-id": "r"})
 
 
 async def _ask(
@@ -40,16 +45,26 @@ async def _ask(
 
     pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": pairs}
-    await Edge(app, state)(scope, receive, send)
+    await Edge(app, state, app.answer)(scope, receive, send)
     return sent, app
 
 
-async def test_the_body_reaches_the_app_raw_and_whole() -> None:
-    headers = {"content-type": "application/json", "ce-specversion": "1.0", "ce-id": "1", "x-request-id": "r"}
+async def test_the_body_reaches_the_model_raw_and_whole() -> None:
+    headers = {"content-type": "application/json; charset=utf-8", "ce-specversion": "1.0", "x-request-id": "r"}
     sent, app = await _ask(ProcessState("fine", ready=True), "POST", PREDICT, [b'{"a":', b"1}"], headers)
     assert sent[0]["status"] == 200
-    assert app.body == b'{"a":1}'
-    assert dict(app.scope["headers"]) == {b"x-request-id": b"r", b"content-type": b"application/x-recgraph"}
+    assert dict(sent[0]["headers"])[b"x-request-id"] == b"r"
+    assert (app.body, app.headers, app.path) == (b'{"a":1}', headers, "")
+
+
+async def test_another_models_prediction_is_the_servers_to_answer() -> None:
+    _, app = await _ask(ProcessState("fine", ready=True), "POST", "/v1/models/coarse:predict", [b"{}"])
+    assert (app.path, app.body) == ("/v1/models/coarse:predict", b"")
+
+
+async def test_nothing_is_predicted_before_the_warm_up() -> None:
+    sent, app = await _ask(ProcessState("fine"), "POST", PREDICT, [b"{}"])
+    assert (sent[0]["status"], app.body) == (503, b"")
 
 
 HALF = b" " * (MAX_BODY_BYTES // 2 + 1)
@@ -65,7 +80,7 @@ async def test_a_large_body_is_a_413_and_never_reaches_the_app(chunks: list[byte
     assert sent[0]["status"] == 413
     body = json.loads(sent[1]["body"])
     assert (body["path"], body["request_id"]) == ("$", "r")
-    assert app.scope == {}
+    assert (app.path, app.body) == ("", b"")
 
 
 async def test_readiness_is_the_processs_own() -> None:

@@ -59,10 +59,9 @@ async def test_answer_headers_and_counters() -> None:
 
     model = await _model("fine", run)
     before = _counter("recgraph_degraded_total", stage="fine", arm="none", bundle="", reason="test_reason")
-    headers: dict[str, str] = {}
-    answer = json.loads(await model.predict(BODY, {}, headers))
-    assert answer["items"] == ["a"], "an envelope, not the client's answer"
-    assert headers == {"content-type": "application/json", "x-request-id": "req_?"}
+    reply = await model.answer(BODY, {})
+    assert json.loads(reply.body)["items"] == ["a"], "an envelope, not the client's answer"
+    assert (reply.status, reply.headers) == (200, {"x-request-id": "req_?"})
     assert _counter("recgraph_degraded_total", stage="fine", arm="none", bundle="", reason="test_reason") == before + 1
     assert _counter("recgraph_candidates_removed_total", stage="fine", arm="none", bundle="", reason="x") >= 2
 
@@ -72,7 +71,7 @@ async def test_rerank_answers_the_client() -> None:
         envelope.scores, envelope.sources = [0.5], ["ann"]
         return envelope
 
-    answer = json.loads(await (await _model("rerank", run)).predict(BODY, {}, {}))
+    answer = json.loads((await (await _model("rerank", run)).answer(BODY, {})).body)
     assert answer["items"] == [{"item_id": "a", "score": 0.5, "source": "ann"}]
     assert "trace" not in answer
 
@@ -91,10 +90,9 @@ async def test_a_clients_fault_is_refused_with_path_and_request(stage: str, body
         raise AssertionError("not reached")
 
     model = await _model(stage, run)
-    with pytest.raises(host.Refused) as caught:
-        await model.predict(body, {"x-request-id": "header"}, {})
-    assert caught.value.status == 400
-    told = json.loads(caught.value.body)
+    reply = await model.answer(body, {"x-request-id": "header"})
+    assert reply.status == 400
+    told = json.loads(reply.body)
     assert told["path"] == path
     assert told["request_id"] == ("header" if path == "$" else "req_ü")
 
@@ -104,6 +102,5 @@ async def test_recall_needs_no_items_and_a_stages_own_refusal_keeps_its_path() -
         raise BadRequest("Unknown scene", "$.user.scene")
 
     model = await _model("recall", run)
-    with pytest.raises(host.Refused) as caught:
-        await model.predict(BODY.replace(b', "items": ["a"]', b""), {}, {})
-    assert json.loads(caught.value.body)["path"] == "$.user.scene"
+    reply = await model.answer(BODY.replace(b', "items": ["a"]', b""), {})
+    assert json.loads(reply.body)["path"] == "$.user.scene"

@@ -14,7 +14,6 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as services
 
 from recgraph import logs, tensors
 from recgraph.errors import StageFailure
-from recgraph.stages.base import inline
 from recgraph_transformers.client import PredictorClient
 
 
@@ -58,7 +57,7 @@ async def served() -> AsyncIterator[tuple[_Server, str]]:
 
 async def test_tensors_and_the_request_id_go_there_and_back(served: tuple[_Server, str]) -> None:
     server, target = served
-    client = PredictorClient(target, "fine", "v1", inline)
+    client = PredictorClient(target, "fine", "v1")
     token = logs.request_id.set("req_9")
     try:
         outputs = await client.predict({"x": np.array([[1.0, 2.0]], np.float32)}, 5.0)
@@ -82,7 +81,7 @@ async def test_tensors_and_the_request_id_go_there_and_back(served: tuple[_Serve
 )
 async def test_every_failure_has_its_reason(served: tuple[_Server, str], mode: str, reason: str) -> None:
     server, target = served
-    client = PredictorClient(target, "fine", "v1", inline)
+    client = PredictorClient(target, "fine", "v1")
     server.mode = mode
     with pytest.raises(StageFailure) as caught:
         await client.predict({"x": np.zeros(1, np.float32)}, 0.2 if mode == "hang" else 5.0)
@@ -94,7 +93,7 @@ async def test_a_predictor_that_is_gone_fails_at_once_and_is_found_when_it_comes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    client = PredictorClient(f"127.0.0.1:{port}", "fine", "v1", inline)
+    client = PredictorClient(f"127.0.0.1:{port}", "fine", "v1")
     with pytest.raises(StageFailure) as caught:
         await client.predict({"x": np.zeros(1, np.float32)}, 5.0)
     assert caught.value.reason == "predictor_unavailable"

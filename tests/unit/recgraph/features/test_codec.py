@@ -125,7 +125,7 @@ def test_a_cut_blob_is_an_error_not_a_value(row: tuple[Any, ...], data: st.DataO
     blob = codec.encode(row, FRESH_US)
     size = data.draw(st.integers(0, len(blob) - 1))
     with pytest.raises(StageFailure, match="features_schema: view mixed_v1"):
-        codec.decode([blob[:size]], now_s=NOW_S)
+        dict(codec.decode([blob[:size]], now_s=NOW_S).columns)  # text and lists are cut when they are asked for
 
 
 @pytest.mark.parametrize(
