@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress as Bars
-from rich.progress import TaskID
 
-from recgraph.data.progress import Progress, silent
+from recgraph.cli.output import Output, OutputOption, errors
+from recgraph.cli.progress import progress_bars
 from recgraph.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, help="Make or import a data set; write the sources of the features.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SHOWN_PROBLEMS = 20
-
-
-class Output(StrEnum):
-    """How a summary is printed."""
-
-    table = "table"
-    json = "json"
-
-
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How the summary is printed.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write; a data set in it is replaced.")]
 
 
@@ -56,7 +41,7 @@ def make(
         size = synthetic.parameters(items, users, events, days=days, seed=seed, end=_moment("--end", end) // 1_000_000)
     except DataError as error:
         raise typer.BadParameter(str(error)) from error
-    with _errors(), _progress() as progress:
+    with errors(), progress_bars() as progress:
         begun = time.perf_counter()
         world.check_target(out)
         meta = world.save(synthetic.make_world(size, progress), out)
@@ -75,7 +60,7 @@ def import_(
     """Import MovieLens-format files."""
     from recgraph.data import movielens, world
 
-    with _errors(), _progress() as progress:
+    with errors(), progress_bars() as progress:
         begun = time.perf_counter()
         world.check_target(out)
         found = movielens.import_movielens(
@@ -108,7 +93,7 @@ def sources(
     if first is not None and last is not None and first > last:
         raise typer.BadParameter(f"{start} is after --end {end}", param_hint="--start")
     cadence_us = _duration(cadence)
-    with _errors(), _progress() as progress:
+    with errors(), progress_bars() as progress:
         begun = time.perf_counter()
         loaded = container.load(world)
         span = writer.span_of(loaded, cadence_us, first, last)
@@ -138,33 +123,6 @@ def _duration(text: str) -> int:
     if not match:
         raise typer.BadParameter(f"{text!r} is not a number with s, m, h or d, nor 0", param_hint="--cadence")
     return int(match.group(1)) * _UNITS[match.group(2)] * 1_000_000
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Ends with code 1 and the message of an error in the data or of the file system."""
-    try:
-        yield
-    except (DataError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar per task on stderr, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield silent
-        return
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def report(task: str, done: float, /) -> None:
-            if task not in tasks:
-                tasks[task] = bars.add_task(task, total=1.0)
-            bars.update(tasks[task], completed=done)
-
-        yield report
 
 
 def _summary(values: dict[str, Any], output: Output) -> None:

@@ -10,7 +10,7 @@ import typer
 from recgraph.cli.ask import print_answer
 from recgraph.cli.local import HOME, PORT, HomeOption, PortOption
 from recgraph.cli.output import errors
-from recgraph.cli.train import progress_bars
+from recgraph.cli.progress import progress_bars
 
 
 def demo(

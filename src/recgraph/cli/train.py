@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress as Bars
-from rich.progress import TaskID, TimeElapsedColumn
 
 from recgraph.cli.output import Output, OutputOption, errors, print_json, print_table
-from recgraph.data.progress import Progress, silent
+from recgraph.cli.progress import progress_bars
 from recgraph.repository import graph_file
 
 
@@ -60,23 +55,6 @@ def train(
     else:
         values = [*summary.items(), *flat(bundle.manifest.metrics)]
         print_table(["metric", "value"], [[name, shown(value)] for name, value in values])
-
-
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """A bar per task on stderr, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield silent
-        return
-    with Bars(*Bars.get_default_columns()[:3], TimeElapsedColumn(), console=Console(stderr=True)) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def report(task: str, done: float, /) -> None:
-            if task not in tasks:
-                tasks[task] = bars.add_task(task, total=1.0)
-            bars.update(tasks[task], completed=done)
-
-        yield report
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
