@@ -55,6 +55,7 @@ class Edge:
         self._state = state
         self._answer = answer
         self._ready_path = f"/v1/models/{state.model_name}"
+        self._predict_path = f"{self._ready_path}:predict"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection scope."""
@@ -62,7 +63,7 @@ class Edge:
             await self._app(scope, receive, send)
         elif scope["method"] == "GET" and scope["path"] == self._ready_path and not self._serving:
             await _respond(send, 503, b'{"error":"not ready"}', close=self._state.draining)
-        elif self._answer and scope["method"] == "POST" and scope["path"] == f"{self._ready_path}:predict":
+        elif self._answer and scope["method"] == "POST" and scope["path"] == self._predict_path:
             await self._predict(self._answer, scope, receive, self._closing(send))
         else:
             await self._app(scope, receive, self._closing(send))

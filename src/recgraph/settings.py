@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     torch_threads: int = Field(default=1, ge=1)
     """Threads of one forward pass; a value of its own, since a CPU limit tells nothing."""
     executor_workers: int = Field(default=2, ge=1)
-    """Threads of the one executor in which CPU work runs."""
+    """Threads of a predictor's one executor, in which its model runs (transformers have none, docs/adr/0008)."""
     max_in_flight: int = Field(default=64, ge=1)
     """Requests in work at once per process; above, a transformer answers with its fallback, a predictor refuses."""
     clock_offset_s: float = 0.0

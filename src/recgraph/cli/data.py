@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from recgraph.cli.output import Output, OutputOption, errors
+from recgraph.cli.output import Output, OutputOption, errors, flat, print_json
 from recgraph.cli.progress import progress_bars
 from recgraph.errors import DataError
 
@@ -127,17 +126,9 @@ def _duration(text: str) -> int:
 
 def _summary(values: dict[str, Any], output: Output) -> None:
     if output is Output.json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+        print_json(values)
         return
-    rows = list(_flat(values))
+    rows = list(flat(values))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)

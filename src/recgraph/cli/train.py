@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recgraph.cli.output import Output, OutputOption, errors, print_json, print_table
+from recgraph.cli.output import Output, OutputOption, errors, flat, print_json, print_table
 from recgraph.cli.progress import progress_bars
 from recgraph.repository import graph_file
 
@@ -55,15 +54,6 @@ def train(
     else:
         values = [*summary.items(), *flat(bundle.manifest.metrics)]
         print_table(["metric", "value"], [[name, shown(value)] for name, value in values])
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values under dotted names."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,6 @@ class FitConfig:
     clip: float = 1.0
 
 
-class RankingNetwork(Protocol):
-    """What is fitted: logits of [R, N] candidates, whose sigmoid after `scale` and `offset` is a probability."""
-
-    scale: Tensor
-    offset: Tensor
-
-    def __call__(self, batch: dict[str, Tensor]) -> Tensor: ...
-
-
 @contextmanager
 def reproducible(seed: int, threads: int) -> Iterator[None]:
     """Equal results for an equal seed and an equal number of threads; torch's settings are put back afterwards."""
@@ -55,6 +46,7 @@ def reproducible(seed: int, threads: int) -> Iterator[None]:
 def fit(network: nn.Module, samples: Samples, config: FitConfig, *, clicks: dict[str, int], seed: int) -> None:
     """Learn to put the clicked candidates of every list first, then fit scale and offset to probabilities.
 
+    `network` gives logits of [R, N] candidates, whose sigmoid after its `scale` and `offset` is a probability.
     The loss is the softmax cross-entropy over a request's candidates, every request counting the same; each negative
     stands for as many as its chance to be chosen says (log-Q correction). `clicks` is `SampleBuilder.click_axes`.
     """
