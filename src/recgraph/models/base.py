@@ -25,4 +25,7 @@ class StageModel(Protocol):
 
 def text_list(values: npt.NDArray[Any]) -> list[bytes]:
     """An object array of ids as a list of bytes; str is encoded, so that plain numpy callers work too."""
-    return [value if isinstance(value, bytes) else str(value).encode() for value in values.tolist()]
+    texts: list[bytes] = values.tolist()
+    if set(map(type, texts)) <= {bytes}:
+        return texts
+    return [value if isinstance(value, bytes) else str(value).encode() for value in texts]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,9 +63,9 @@ class RecallModel:
         ann_scores, ann_rows = self._nearest(user, int(inputs["ann_k"][0]))
         i2i_rows, i2i_scores = self.item_to_item.recall(history, ages, int(inputs["i2i_k"][0]))
         return {
-            "ann_id": self._texts(ann_rows),
+            "ann_id": self.ids.texts(ann_rows),
             "ann_score": ann_scores,
-            "i2i_id": self._texts(i2i_rows),
+            "i2i_id": self.ids.texts(i2i_rows),
             "i2i_score": i2i_scores,
             "user_embedding": user,
         }
@@ -87,11 +86,6 @@ class RecallModel:
             return np.zeros(0, np.float32), np.zeros(0, np.int64)
         scores, rows = self.index.search(user, k)
         return scores[0], rows[0]
-
-    def _texts(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        texts = np.empty(len(rows), object)
-        texts[:] = self.ids.ids(rows)
-        return texts
 
 
 def load(bundle: Bundle, *, threads: int) -> StageModel:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from recgraph.bundle import IdMap
 from recgraph.errors import BundleError, DataError
@@ -26,21 +27,23 @@ def two_chains(text: bytes) -> int:
     return (len(text) << 32) | 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("digest", [None, constant, two_chains])
+@pytest.mark.parametrize("in_memory", [0, 100])
+@pytest.mark.parametrize("digest", [xxh3_64_intdigest, constant, two_chains])
 @given(ids=IDS, others=IDS)
 @settings(max_examples=30, deadline=None)
-def test_rows_and_ids_are_inverse_and_unknown_ids_are_minus_one(digest, ids, others):
+def test_rows_and_ids_are_inverse_and_unknown_ids_are_minus_one(digest, in_memory, ids, others):
     with tempfile.TemporaryDirectory() as folder:
-        built = IdMap.build(folder, ids, digest) if digest else IdMap.build(folder, ids)
+        built = IdMap.build(folder, ids, digest, in_memory)
         expected = {text: row for row, text in enumerate(ids)}
         asked = others + ids[::-1] + ids[:3]
         assert built.rows(asked).tolist() == [expected.get(text, -1) for text in asked]
-        assert built.ids(np.arange(len(ids))) == ids
+        assert built.ids(np.arange(len(ids))) == built.texts(np.arange(len(ids))).tolist() == ids
         assert len(built) == len(ids)
 
 
-def test_an_id_that_shares_a_prefix_or_a_length_is_another_id(tmp_path: Path):
-    built = IdMap.build(tmp_path, [b"i_1", b"i_12", "ü".encode(), b""], constant)
+@pytest.mark.parametrize("in_memory", [0, 100])
+def test_an_id_that_shares_a_prefix_or_a_length_is_another_id(tmp_path: Path, in_memory: int):
+    built = IdMap.build(tmp_path, [b"i_1", b"i_12", "ü".encode(), b""], constant, in_memory)
     assert built.rows([b"i_2", b"i_1", b"i_123", b"i_12", "ü".encode(), b"", b"\xc3"]).tolist() == [
         -1,
         0,
@@ -67,10 +70,11 @@ def test_a_duplicate_is_refused_with_its_rows(tmp_path: Path, digest):
         IdMap.build(tmp_path, [b"a", b"b", b"c", b"b"], digest)
 
 
+@pytest.mark.parametrize("in_memory", [0, 100])
 @pytest.mark.parametrize("row", [-1, 2])
-def test_a_row_that_is_not_there_is_an_error(tmp_path: Path, row):
+def test_a_row_that_is_not_there_is_an_error(tmp_path: Path, row, in_memory: int):
     with pytest.raises(IndexError, match=f"row {row} of 2"):
-        IdMap.build(tmp_path, [b"a", b"b"]).ids(np.array([0, row]))
+        IdMap.build(tmp_path, [b"a", b"b"], in_memory=in_memory).ids(np.array([0, row]))
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path):
