@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
-import numpy.typing as npt
 from grpc_interceptor.exceptions import ResourceExhausted
 from kserve import InferOutput, InferRequest, InferResponse
-from kserve.errors import InvalidInput, ModelNotReady
+from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
 from recgraph import logs, tensors
@@ -26,8 +25,9 @@ from recgraph.scenes import SceneFileWatch
 from recgraph.settings import Settings
 from recgraph.stages.base import StageDeps
 from recgraph.stages.warmup import MissingReader, warm_up
-from recgraph_predictors import host
+from recgraph_predictors import host, infer
 
+T = TypeVar("T")
 Load = Callable[..., StageModel]
 """`recgraph.models.<stage>.load(bundle, *, threads)`."""
 _log = logging.getLogger(__name__)
@@ -61,55 +61,63 @@ class Predictor(host.HostedModel):
         if failed:
             raise BundleError(f"{self._bundle.path}: the {self._stage} model failed its warm-up: {failed[0]}")
 
+    async def infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        """One v2 request over gRPC. Raises what `infer.Infer` says."""
+        if request.model_name != self.name:
+            raise ModelNotFound(request.model_name)
+
+        def answer() -> pb.ModelInferResponse:
+            outputs = self._outputs(lambda: infer.inputs_of(request))
+            response = pb.ModelInferResponse(model_name=self.name, model_version=self._bundle.version, id=request.id)
+            for name, array in outputs.items():
+                datatype, raw = tensors.encode(name, array)
+                response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+                response.raw_output_contents.append(raw)
+            return response
+
+        return await self._bounded(request.id, answer)
+
     async def predict(
         self, payload: InferRequest, headers: dict[str, str], response_headers: dict[str, str] | None = None
-    ) -> pb.ModelInferResponse | InferResponse:
-        """One v2 request, over gRPC or REST."""
-        if self._model is None:
-            raise ModelNotReady(self.name)
+    ) -> InferResponse:
+        """One v2 request over REST."""
         if not isinstance(payload, InferRequest):
             raise InvalidInput("this predictor speaks the Open Inference Protocol v2, for example over gRPC")
-        token = logs.request_id.set(payload.id or "")
-        try:
-            return await self._bounded(lambda: self._answer(payload))
-        finally:
-            logs.request_id.reset(token)
 
-    async def _bounded(self, work: Callable[[], Any]) -> Any:
+        def answer() -> InferResponse:
+            outputs = self._outputs(lambda: infer.sdk_inputs(payload))
+            found = []
+            for name, array in outputs.items():
+                output = InferOutput(name, list(array.shape), tensors.encode(name, array)[0])
+                output.set_data_from_numpy(array, binary_data=False)
+                found.append(output)
+            return InferResponse(payload.id, self.name, found, model_version=self._bundle.version)
+
+        return await self._bounded(payload.id or "", answer)
+
+    async def _bounded(self, request_id: str, work: Callable[[], T]) -> T:
+        """`work` in the executor; at most `max_in_flight` at once."""
+        if self._model is None:
+            raise ModelNotReady(self.name)
         if self._in_flight >= self._settings.max_in_flight:
             raise ResourceExhausted(f"{self._in_flight} calls in work")
         self._in_flight += 1
+        token = logs.request_id.set(request_id)
         try:
             # A cancelled call (its client's deadline has passed) is taken out of the queue, if it still waits there.
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
+            logs.request_id.reset(token)
             self._in_flight -= 1
 
-    def _answer(self, request: InferRequest) -> pb.ModelInferResponse | InferResponse:
+    def _outputs(self, inputs: Callable[[], Tensors]) -> Tensors:
         assert self._model is not None
         try:
-            outputs = self._model.predict(_inputs(request))
+            return self._model.predict(inputs())
         except KeyError as error:
             raise InvalidInput(f"{self._stage}: the input {error} is missing") from error
         except (DataError, ValueError) as error:
             raise InvalidInput(f"{self._stage}: {error}") from error
-        return self._grpc(request, outputs) if request.from_grpc else self._rest(request, outputs)
-
-    def _grpc(self, request: InferRequest, outputs: Tensors) -> pb.ModelInferResponse:
-        response = pb.ModelInferResponse(model_name=self.name, model_version=self._bundle.version, id=request.id or "")
-        for name, array in outputs.items():
-            datatype, raw = tensors.encode(name, array)
-            response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-            response.raw_output_contents.append(raw)
-        return response
-
-    def _rest(self, request: InferRequest, outputs: Tensors) -> InferResponse:
-        found = []
-        for name, array in outputs.items():
-            output = InferOutput(name, list(array.shape), tensors.encode(name, array)[0])
-            output.set_data_from_numpy(array, binary_data=False)
-            found.append(output)
-        return InferResponse(request.id, self.name, found, model_version=self._bundle.version)
 
     def _deps(self) -> StageDeps:
         cache = NoCache()
@@ -139,18 +147,5 @@ def run(stage: str, load: Load, argv: Sequence[str] | None = None) -> None:
     state = ProcessState(args.model_name)
     bundle = Bundle.open(settings.bundle)
     model = Predictor(args.model_name, state, stage=stage, bundle=bundle, load=load, settings=settings)
+    infer.install(args.model_name, model.infer)
     host.serve(model, args, settings, grpc=True)
-
-
-def _inputs(request: InferRequest) -> Tensors:
-    """The request's tensors. Raises DataError for one that does not fit its shape."""
-    return {tensor.name: _array(tensor) for tensor in request.inputs}
-
-
-def _array(tensor: Any) -> npt.NDArray[Any]:
-    # The SDK's as_numpy takes several times as long for BYTES; it keeps the raw content here (kserve is pinned).
-    raw: bytes | None = tensor._raw_data
-    if raw is None:
-        array: npt.NDArray[Any] = tensor.as_numpy()
-        return tensors.as_bytes(array) if array.dtype == object else array
-    return tensors.decode(tensor.name, tensor.datatype, tensor.shape, raw)
