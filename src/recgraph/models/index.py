@@ -210,6 +210,14 @@ def exact(vectors: Floats, queries: Floats, k: int) -> tuple[Floats, Ints]:
     return scores, rows
 
 
+def best(scores: npt.NDArray[np.floating], k: int) -> Ints:
+    """Places of the k highest scores (all, if there are fewer), best first; among equal ones the lower place."""
+    places = np.arange(len(scores))
+    if k < len(scores):
+        places = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
+    return places[np.argsort(-scores[places], kind="stable")[:k]]
+
+
 def recall(found: Ints, truth: Ints) -> float:
     """The mean share of each row of `truth` that the same row of `found` holds."""
     shares = [np.isin(wanted, got).mean() for got, wanted in zip(found, truth, strict=True)]

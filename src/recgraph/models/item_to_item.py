@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from recgraph.models.index import best
+
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
@@ -46,13 +48,14 @@ class ItemToItem:
         `history` holds item rows newest first, -1 for unknown ones. A neighbour's score is the sum over the clicks
         that lead to it, each weighted by its age and its place. Clicked items themselves are left out.
         """
-        rows, values = self._spread(history, click_weights(ages_s))
-        found, where = np.unique(rows, return_inverse=True)
-        total = np.bincount(where, weights=values, minlength=len(found)).astype(np.float32)
-        fresh = ~np.isin(found, history)
-        found, total = found[fresh], total[fresh]
-        best = np.argsort(-total, kind="stable")[:k]
-        return found[best].astype(np.int64), total[best]
+        found, total = _summed(*self._spread(history, click_weights(ages_s)))
+        if not len(found):
+            return found, total
+        place = np.minimum(np.searchsorted(found, history), len(found) - 1)
+        total[place[found[place] == history]] = -1.0
+        top = best(total, k)
+        top = top[total[top] >= 0.0]
+        return found[top], total[top]
 
     def similarity(self, history: Ints, ages_s: Floats, candidates: Ints) -> Floats:
         """How near candidates are to a user's clicks: f32[N, 2], the weighted sum over the clicks and the best one.
@@ -83,6 +86,17 @@ class ItemToItem:
         within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
         positions = np.repeat(begin, lengths) + within
         return self.neighbours[positions], self.scores[positions] * np.repeat(weights, lengths)
+
+
+def _summed(rows: npt.NDArray[np.int32], values: Floats) -> tuple[Ints, Floats]:
+    """The different rows in their order, int64, and the sum of each one's values."""
+    # Sorted together with their places, which is faster than a stable sort of places.
+    bits = len(rows).bit_length()
+    keys = np.sort(rows.astype(np.int64) << bits | np.arange(len(rows)))
+    ordered = keys >> bits
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    sums = np.add.reduceat(values[keys & (1 << bits) - 1], firsts, dtype=np.float64) if len(rows) else values
+    return ordered[firsts], sums.astype(np.float32)
 
 
 def click_weights(ages_s: Floats) -> Floats:

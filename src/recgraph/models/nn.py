@@ -19,7 +19,7 @@ from recgraph.errors import BundleError
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-_CLIP = 5.0
+CLIP = 5.0
 T = TypeVar("T")
 
 
@@ -64,7 +64,7 @@ class Normalizer(nn.Module):
         """float32[..., features] -> float32[..., features + indicators]."""
         known = torch.isfinite(values)
         scaled = torch.where(self.log, torch.sign(values) * torch.log1p(values.abs()), values)
-        standard = ((scaled - self.mean) / self.std).clamp(-_CLIP, _CLIP)
+        standard = ((scaled - self.mean) / self.std).clamp(-CLIP, CLIP)
         standard = torch.where(known, standard, torch.zeros_like(standard))
         return torch.cat([standard, (~known[..., self.indicated]).to(values.dtype)], dim=-1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from recgraph.bundle import Bundle, IdMap
 from recgraph.models.base import StageModel, Tensors, text_list
 from recgraph.models.index import ItemIndex
 from recgraph.models.item_to_item import ItemToItem
-from recgraph.models.towers import Towers
+from recgraph.models.towers import Towers, UserPass
 
 Floats = npt.NDArray[np.float32]
 
@@ -70,16 +71,14 @@ class RecallModel:
             "user_embedding": user,
         }
 
-    @torch.inference_mode()
+    @cached_property
+    def _user(self) -> UserPass:
+        return UserPass(self.towers.user)
+
     def embed(self, history: npt.NDArray[np.int64], ages_s: Floats, user_dense: Floats) -> Floats:
         """The user's unit vector, f32[1, D]; `history` holds item rows, -1 for unknown ones."""
         known = history >= 0
-        rows, ages = history[known], ages_s[known]
-        clicks = torch.from_numpy(np.ascontiguousarray(self.bases[rows]))[None]
-        mask = torch.ones((1, len(rows)), dtype=torch.bool)
-        dense = torch.from_numpy(np.ascontiguousarray(user_dense, np.float32))
-        vector: Floats = self.towers.user(clicks, torch.from_numpy(ages)[None], mask, dense).numpy()
-        return vector
+        return self._user(self.bases[history[known]], ages_s[known], user_dense)
 
     def _nearest(self, user: Floats, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
         if k <= 0:

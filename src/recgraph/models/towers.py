@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from recgraph.errors import BundleError
 from recgraph.features.assembly import LOG_FEATURES, USER_FEATURES
+from recgraph.models.passes import Affine, softmax
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -149,6 +150,46 @@ class UserTower(nn.Module):
 
     def _compressed(self, dense: Tensor) -> Tensor:
         return torch.where(self.is_log, torch.log1p(dense.clamp(min=0.0)), dense)
+
+
+class UserPass:
+    """`UserTower` for one user in numpy."""
+
+    def __init__(self, tower: UserTower) -> None:
+        self._recency = [Affine(layer) for layer in tower.recency if isinstance(layer, nn.Linear)]
+        self._head = [Affine(layer) for layer in tower.head if isinstance(layer, nn.Linear)]
+        self._mean: Floats = tower.mean.numpy()
+        self._std: Floats = tower.std.numpy()
+        self._is_log: npt.NDArray[np.bool_] = tower.is_log.numpy()
+
+    def __call__(self, clicks: Floats, ages_s: Floats, dense: Floats) -> Floats:
+        """Unit vector f32[1, output] of `clicks` f32[L, embedding], `ages_s` f32[L] and `dense` f32[1, U]."""
+        some = np.full((1, 1), len(clicks) > 0, np.float32)
+        vector = _perceptron(self._head, np.concatenate([self._pooled(clicks, ages_s), some, self._scaled(dense)], 1))
+        vector /= max(float(np.sqrt(np.square(vector).sum())), 1e-12)
+        return vector
+
+    def _pooled(self, clicks: Floats, ages_s: Floats) -> Floats:
+        if not len(clicks):
+            return np.zeros((1, 2 * clicks.shape[1]), np.float32)
+        when = np.empty((len(clicks), 2), np.float32)
+        when[:, 0], when[:, 1] = ages_s / np.float32(86_400.0), np.arange(len(clicks))
+        weights = softmax(_perceptron(self._recency, np.log1p(when)), axis=0)
+        pooled: Floats = weights.T @ clicks
+        return pooled.reshape(1, -1)
+
+    def _scaled(self, dense: Floats) -> Floats:
+        values = np.where(self._is_log, np.log1p(np.maximum(dense, 0.0)), dense)
+        values = (values - self._mean) / self._std
+        values[np.isnan(values)] = 0.0
+        clipped: Floats = np.minimum(np.maximum(values, -_CLIP), _CLIP)
+        return clipped
+
+
+def _perceptron(layers: list[Affine], values: Floats) -> Floats:
+    """Two affine layers with ReLU between."""
+    hidden = layers[0](values)
+    return layers[1](np.maximum(hidden, 0.0, out=hidden))
 
 
 class Towers(nn.Module):

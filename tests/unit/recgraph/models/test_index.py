@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recgraph.errors import BundleError
-from recgraph.models.index import TARGET_RECALL, ItemIndex, choose_kind, exact, recall
+from recgraph.models.index import TARGET_RECALL, ItemIndex, best, choose_kind, exact, recall
 
 KINDS = ("flat", "hnsw", "ivf", "ivfpq")
 K = 100
@@ -86,6 +88,12 @@ def test_refined_scores_are_exact(data):
     built = ItemIndex.build(vectors, tuning, kind="ivfpq", k=K)
     scores, rows = built.search(queries, K)
     np.testing.assert_allclose(scores, np.einsum("qkd,qd->qk", vectors[rows], queries), rtol=1e-5, atol=1e-6)
+
+
+@given(st.lists(st.integers(-3, 3), max_size=40), st.integers(0, 45))
+def test_the_best_are_the_highest_and_the_lower_place_wins(scores, k):
+    expected = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:k]
+    assert best(np.array(scores, np.float32), k).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from recgraph.errors import BundleError
 from recgraph.features.assembly import USER_FEATURES
-from recgraph.models.towers import ItemContent, Towers, TowerSizes
+from recgraph.models.towers import ItemContent, Towers, TowerSizes, UserPass
 
 SIZES = TowerSizes(ids=5, categories=4, creators=3, embedding=8, hidden=16, output=12)
 CONTENT = ItemContent(
@@ -31,7 +31,7 @@ def towers() -> Towers:
 
 def users(towers: Towers, clicks: list[list[int]], ages: list[list[float]], dense: np.ndarray) -> np.ndarray:
     width = max(map(len, clicks))
-    mask = torch.tensor([[place < len(row) for place in range(width)] for row in clicks])
+    mask = torch.tensor([[place < len(row) for place in range(width)] for row in clicks], dtype=torch.bool)
     rows = np.array([row + [0] * (width - len(row)) for row in clicks], int).reshape(len(clicks), width)
     times = torch.tensor([row + [0.0] * (width - len(row)) for row in ages], dtype=torch.float32).reshape(rows.shape)
     with torch.inference_mode():
@@ -88,6 +88,19 @@ def test_only_training_drops_ids(towers: Towers):
     kept = towers.item.base(content).detach().numpy()
     differs = ~np.isclose(dropped, kept).all(axis=1)
     assert 40 < differs.sum() < 140
+
+
+@pytest.mark.parametrize("clicks", [0, 1, 3, 50])
+@pytest.mark.parametrize("value", [0.0, 3.0, 1e30, -1e30, np.nan, np.inf, -np.inf])
+def test_the_pass_in_numpy_gives_the_towers_numbers(towers: Towers, clicks: int, value: float):
+    rng = np.random.default_rng(clicks)
+    towers.user.fit_scale(rng.lognormal(3, 1, (500, len(USER_FEATURES))).astype(np.float32))
+    dense = rng.lognormal(3, 1, (1, len(USER_FEATURES))).astype(np.float32)
+    dense[0, ::3] = value
+    rows, ages = rng.integers(0, 5, clicks), rng.exponential(1e6, clicks).astype(np.float32)
+    expected = users(towers, [rows.tolist()], [ages.tolist()], dense)
+    base = next(towers.embed_items(CONTENT))[0]
+    np.testing.assert_allclose(UserPass(towers.user)(base[rows], ages, dense), expected, rtol=0, atol=1e-6)
 
 
 def test_stored_towers_are_the_same(towers: Towers, tmp_path: Path):
