@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import uvloop
 
 from recgraph.graph.server import propagation_patterns, serving
 from recgraph.graph.spec import GraphSpec, parse_graph
@@ -63,6 +64,7 @@ class Upstream:
     def __init__(self) -> None:
         self.behaviours: dict[str, Behaviour] = {}
         self.seen: list[Seen] = []
+        self.connections = 0
         upstream = self
 
         class Handler(_UpstreamHandler):
@@ -96,6 +98,10 @@ class _UpstreamHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.owner.connections += 1
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -166,7 +172,7 @@ def spec_of(nodes: dict[str, Any], **spec: Any) -> GraphSpec:
 
 @contextmanager
 def run_local(spec: GraphSpec, propagate: str = "") -> Iterator[Client]:
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()  # as the router's process runs
     stop = asyncio.Event()
     bound: Future[int] = Future()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import socket
@@ -223,6 +224,52 @@ def test_redirects_are_followed(run: Run, upstream: Upstream, status: int, metho
         answer = client.send(b'{"x":1}')
     assert (answer.status, answer.body) == (200, body)
     assert (upstream.seen[1].method, upstream.seen[1].path) == (method, "/final")
+
+
+def test_a_loop_of_redirects_ends(run: Run, upstream: Upstream) -> None:
+    url = upstream.url("round", Behaviour(307, b"", headers={"Location": "/round"}))
+    with run(sequence({"serviceUrl": url})) as client:
+        answer = client.send()
+    assert (answer.status, answer.json["cause"]) == (500, 'Post "/round": stopped after 10 redirects')
+    assert len(upstream.seen) == 10
+
+
+def test_a_redirect_without_a_location_is_the_answer(run: Run, upstream: Upstream) -> None:
+    with run(sequence({"serviceUrl": upstream.url("moved", Behaviour(307, b"{}"))})) as client:
+        assert client.send()[:2] == (307, b"{}")
+
+
+def test_connections_to_a_step_are_used_again(run: Run, upstream: Upstream) -> None:
+    steps = [{"serviceUrl": upstream.url(name), "data": "$response"} for name in ("a", "b")]
+    with run(sequence(*steps)) as client:
+        for _ in range(3):
+            client.send()
+    assert (len(upstream.seen), upstream.connections) == (6, 1)
+
+
+def test_a_step_that_ended_an_idle_connection_is_called_on_a_new_one(run: Run, upstream: Upstream) -> None:
+    behaviour = Behaviour(body=b"{}", headers={"Connection": "close"})
+    with run(sequence({"serviceUrl": upstream.url("step", behaviour)})) as client:
+        assert [client.send().status for _ in range(3)] == [200, 200, 200]
+    assert upstream.connections == 3
+
+
+def test_a_compressed_answer_is_read(run: Run, upstream: Upstream) -> None:
+    behaviour = Behaviour(body=gzip.compress(b'{"a": 1}'), headers={"Content-Encoding": "gzip"})
+    with run(sequence({"serviceUrl": upstream.url("step", behaviour)})) as client:
+        assert client.send().body == b'{"a": 1}'
+    assert upstream.seen[0].headers["Accept-Encoding"] == "gzip"
+
+
+def test_propagated_headers_do_not_break_the_steps_framing(run: Run, upstream: Upstream) -> None:
+    first = {"serviceUrl": upstream.url("first", Behaviour(body=b'{"longer": "than the request"}'))}
+    graph = sequence(first, {"serviceUrl": upstream.url("second"), "data": "$response"})
+    with run(graph, propagate=".*") as client:
+        answer = client.send(b"{}", User_Agent="me", X_Two="2")
+    assert answer.body == b'{"longer": "than the request"}'
+    seen = upstream.seen[1].headers
+    assert (seen["User-Agent"], seen["X-Two"], seen["Content-Length"]) == ("me", "2", str(len(answer.body)))
+    assert seen["Host"] == upstream.address.removeprefix("http://")
 
 
 def test_concurrent_requests_do_not_mix(run: Run, upstream: Upstream) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
+import gzip
 import os
+import socket
+import zlib
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
-
-import aiohttp
+from urllib.parse import urljoin
 
 from recgraph.graph.engine import Headers, Reply, RoutingError
+from recgraph.http1 import Connection, Pool, Response, Target, parse_target
 
 # As http.DefaultTransport: idle connections are dropped after 90 s.
 _IDLE_S = 90.0
-# aiohttp writes larger bodies in pieces, so that the event loop is not held.
-_LARGE_BYTES = 2**20
-_DIAL_ERRORS = {errno.ECONNREFUSED: "connection refused", errno.EHOSTUNREACH: "no route to host"}
+_MOST_REQUESTS = 10
+_BECOMES_GET = frozenset({301, 302, 303})
+_REPEATED = frozenset({307, 308})
+_DEFAULTS = (("User-Agent", "recgraph-router"), ("Accept-Encoding", "gzip"), ("Content-Type", "application/json"))
+# What Go's client writes itself, whatever the headers handed to it say; and what it keeps from another host.
+_OWN = frozenset({"Host", "Content-Length", "Transfer-Encoding", "Trailer"})
+_SECRET = frozenset({"Authorization", "Cookie", "Cookie2", "Www-Authenticate"})
 
 
 class StepClient:
@@ -25,65 +32,107 @@ class StepClient:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool(_IDLE_S)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "recgraph-router", "Accept-Encoding": "gzip"},
-            skip_auto_headers=("Accept",),
-        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._pool.close()
 
     async def call(self, url: str, body: bytes, headers: Headers) -> Reply:
         """The step's status and body. Raises RoutingError when there is no whole response."""
-        response: aiohttp.ClientResponse | None = None
+        request = _Request(url, body, headers)
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._post(url, body, headers)
-                return Reply(response.status, await response.read())
+                response = await self._follow(request)
+            return Reply(response.status, _content(response, headers))
         except TimeoutError as error:
-            raise RoutingError(_timeout_cause(url, answered=response is not None)) from error
-        except aiohttp.ClientPayloadError as error:
-            raise RoutingError("unexpected EOF") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise RoutingError(f'Post "{url}": {_cause(error)}') from error
-        finally:
-            if response is not None:
-                response.release()
+            raise RoutingError(request.timed_out(error)) from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise RoutingError(request.failed(error)) from error
 
-    async def _post(self, url: str, body: bytes, headers: Headers) -> aiohttp.ClientResponse:
-        if self._session is None:
-            raise RuntimeError("StepClient is used outside its context")
-        sent = list(headers)
-        if not any(name == "Content-Type" for name, _ in sent):
-            sent.append(("Content-Type", "application/json"))
-        data = body if len(body) <= _LARGE_BYTES else io.BytesIO(body)
-        return await self._session.post(url, data=data, headers=sent)
+    async def _follow(self, request: _Request) -> Response:
+        """The first answer that is not a redirect."""
+        for _ in range(_MOST_REQUESTS):
+            request.connection = None
+            request.connection = await self._pool.connection(request.target)
+            response = await request.connection.exchange(request.encoded())
+            if not request.moved(response):
+                return response
+        raise RoutingError(f'Post "{request.location}": stopped after {_MOST_REQUESTS} redirects')
 
 
-def _timeout_cause(url: str, *, answered: bool) -> str:
-    if answered:
-        return "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
-    return f'Post "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+@dataclass
+class _Request:
+    """A request to a step, and how far it has come."""
+
+    url: str
+    body: bytes
+    headers: Headers
+    method: str = "POST"
+    connection: Connection | None = None
+    location: str = ""
+
+    @property
+    def target(self) -> Target:
+        return parse_target(self.url)
+
+    def encoded(self) -> bytes:
+        """The request as it is sent."""
+        target = self.target
+        headers = self.headers
+        if headers:
+            given = {name for name, _ in headers} | _OWN
+            headers = [*(h for h in headers if h[0] not in _OWN), *(h for h in _DEFAULTS if h[0] not in given)]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers or _DEFAULTS)
+        length = f"Content-Length: {len(self.body)}\r\n" if self.method == "POST" else ""
+        head = f"{self.method} {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n{lines}{length}\r\n"
+        return head.encode("utf-8", "surrogateescape") + self.body
+
+    def moved(self, response: Response) -> bool:
+        """Whether the answer redirects; then this is the request to send next."""
+        location = response.headers.get(b"location", b"").decode("utf-8", "replace")
+        if not location or response.status not in _BECOMES_GET | _REPEATED:
+            return False
+        if response.status in _BECOMES_GET:
+            self.method, self.body = "GET", b""
+        before = self.target.host
+        self.location, self.url = location, urljoin(self.url, location)
+        if self.target.host != before:
+            self.headers = [header for header in self.headers if header[0] not in _SECRET]
+        return True
+
+    def timed_out(self, error: TimeoutError) -> str:
+        if self.connection is not None and self.connection.answered:
+            return "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
+        if error.errno:
+            return f'Post "{self.url}": dial tcp {self.target.authority}: i/o timeout'
+        return f'Post "{self.url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+
+    def failed(self, error: Exception) -> str:
+        if self.connection is not None:
+            reason = _reason(error)
+            return reason if self.connection.answered else f'Post "{self.url}": {reason}'
+        if isinstance(error, socket.gaierror):
+            return f'Post "{self.url}": dial tcp: lookup {self.target.host}: no such host'
+        return f'Post "{self.url}": dial tcp {self.target.host}:{self.target.port}: connect: {_reason(error)}'
 
 
-def _cause(error: aiohttp.ClientError | OSError) -> str:
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"dial tcp: lookup {error.host}: no such host"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        reason = _DIAL_ERRORS.get(error.os_error.errno or 0) or os.strerror(error.os_error.errno or 0).lower()
-        return f"dial tcp {error.host}:{error.port}: connect: {reason}"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "EOF"
-    if isinstance(error, aiohttp.TooManyRedirects):
-        return "stopped after 10 redirects"
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__
+
+
+def _content(response: Response, headers: Headers) -> bytes:
+    """The body; decompressed, unless whoever asked the router asked for that encoding. Raises OSError, EOFError or
+    zlib.error for one that is damaged.
+    """
+    if response.headers.get(b"content-encoding", b"").lower() != b"gzip":
+        return response.body
+    if any(name == "Accept-Encoding" for name, _ in headers):
+        return response.body
+    return gzip.decompress(response.body)

@@ -70,6 +70,13 @@ class GraphRouter:
             failure = {"error": "Failed to process request", "cause": error.cause}
             return Reply(error.status, gojson.marshal(failure, sort_keys=False))
 
+    async def close(self) -> None:
+        """Ends what an Ensemble still runs after its answer."""
+        members = list(self._background)
+        for member in members:
+            member.cancel()
+        await asyncio.gather(*members, return_exceptions=True)
+
     async def _node(self, name: str, body: bytes, headers: Headers) -> Reply:
         node = self._nodes[name]
         match node.router_type:

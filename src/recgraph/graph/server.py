@@ -63,6 +63,10 @@ class GraphServer:
             response.force_close()
         return response
 
+    async def close(self) -> None:
+        """Ends what still runs for requests that were answered."""
+        await self._router.close()
+
     async def _read(self, request: web.BaseRequest) -> tuple[bytes, bool]:
         """The body and whether it is whole: what has come within the read timeout is used, as in the real router."""
         chunks: list[bytes] = []
@@ -96,8 +100,9 @@ async def serving(spec: GraphSpec, host: str, port: int, patterns: Patterns = ()
     """Serves a resolved graph until the block ends; gives the port (a free one for 0). OSError if it is in use."""
     timeouts = spec.router_timeouts
     async with StepClient(timeouts.service_client) as client:
+        graph = GraphServer(spec, client, patterns)
         server = web.Server(
-            GraphServer(spec, client, patterns).handle,
+            graph.handle,
             request_factory=_request,
             keepalive_timeout=timeouts.server_idle,
             access_log=None,
@@ -110,6 +115,7 @@ async def serving(spec: GraphSpec, host: str, port: int, patterns: Patterns = ()
             yield runner.addresses[0][1]
         finally:
             await runner.cleanup()
+            await graph.close()
 
 
 def _request(
