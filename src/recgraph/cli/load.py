@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recgraph.bench.load import Load, run, summarize
+from recgraph.bench.load import Load, measure, summarize
 from recgraph.cli.ask import SCENE, SceneOption
 from recgraph.cli.local import HOME, PORT, HomeOption
 from recgraph.cli.output import errors, print_json, print_table, progress
@@ -56,7 +55,7 @@ def load(
         )
         ask(at, known[0], scene, explain=False)  # an error that can be read, rather than a minute of failures
         progress(f"{warmup:g} s of warm-up, then {duration:g} s at {rate:g} requests a second ...")
-        result = summarize(plan, asyncio.run(run(plan)))
+        result = summarize(plan, measure(plan))
     result["memory_mib"] = _memory(state)
     print_json(result) if json else _print(result)
     if result["requests"]["failed"]:
