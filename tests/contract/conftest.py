@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +23,8 @@ import uvloop
 
 from recgraph.graph.server import propagation_patterns, serving
 from recgraph.graph.spec import GraphSpec, parse_graph
+
+from .upstream import Upstream
 
 ROUTER_PORT = 8080  # the real router listens there and nowhere else
 TESTBED_ROUTER = Path("/var/lib/testbed/bin/kserve-router")
@@ -38,103 +38,6 @@ class Answer(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.body)
-
-
-class Seen(NamedTuple):
-    method: str
-    path: str
-    body: bytes
-    headers: dict[str, str]
-
-
-@dataclass
-class Behaviour:
-    """What the upstream does with a path. `body` None echoes the request; `fault` is close, truncate or stall."""
-
-    status: int = 200
-    body: bytes | None = None
-    delay_s: float = 0.0
-    fault: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-class Upstream:
-    """A real HTTP server that plays the services of a graph, one path each."""
-
-    def __init__(self) -> None:
-        self.behaviours: dict[str, Behaviour] = {}
-        self.seen: list[Seen] = []
-        self.connections = 0
-        upstream = self
-
-        class Handler(_UpstreamHandler):
-            owner = upstream
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self.thread.start()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def url(self, path: str, behaviour: Behaviour | None = None) -> str:
-        self.behaviours["/" + path] = behaviour or Behaviour()
-        return f"{self.address}/{path}"
-
-    def paths(self) -> list[str]:
-        return [seen.path.lstrip("/") for seen in self.seen]
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-class _UpstreamHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    owner: Upstream
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.owner.connections += 1
-
-    def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.owner.seen.append(Seen(self.command, self.path, body, dict(self.headers)))
-        behaviour = self.owner.behaviours[self.path]
-        time.sleep(behaviour.delay_s)
-        if behaviour.fault == "close":
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        content = body if behaviour.body is None else behaviour.body
-        try:
-            self._send(behaviour, content)
-        except OSError:
-            self.close_connection = True  # the router gave up on a slow answer
-
-    def _send(self, behaviour: Behaviour, content: bytes) -> None:
-        self.send_response(behaviour.status)
-        for name, value in {"X-Upstream": "1", "Content-Type": "application/json", **behaviour.headers}.items():
-            self.send_header(name, value)
-        bodiless = behaviour.status in (204, 304)
-        self.send_header("Content-Length", str(0 if bodiless else len(content) + 10 * bool(behaviour.fault)))
-        self.end_headers()
-        self.wfile.flush()
-        if behaviour.fault == "stall":
-            time.sleep(1.5)
-        if not bodiless:
-            self.wfile.write(content)
-        if behaviour.fault:
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    do_GET = do_POST = do_PUT = answer
 
 
 class Client:
@@ -253,4 +156,4 @@ def run(request: pytest.FixtureRequest) -> Run:
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
     yield server
-    server.close()
+    server.stop()

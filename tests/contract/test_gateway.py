@@ -14,13 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -32,13 +30,14 @@ from hypothesis import strategies as st
 
 from recgraph.redis_process import free_port
 
+from .upstream import ALWAYS, Behaviour, Upstream
+
 pytestmark = pytest.mark.contract
 
 CHART = Path(__file__).parents[2] / "helm" / "recgraph"
 TESTBED_HELM = Path("/var/lib/testbed/bin/helm")
 PATH = "/v1/recommend"
 LIMIT = 1 << 20
-ALWAYS = 1 << 30
 LATE_S = 2.5
 REQUEST = {"request_id": "r1", "user": {"user_id": "u1", "scene": "home_feed"}}
 GRAPH_ANSWER = b'{"request_id":"r1","items":[{"item_id":"i1","score":0.5,"source":"ann"}],"degraded":[]}'
@@ -68,88 +67,6 @@ class Answer(NamedTuple):
     @property
     def item_ids(self) -> list[str]:
         return [item["item_id"] for item in self.json["items"]]
-
-
-class Seen(NamedTuple):
-    method: str
-    path: str
-    body: bytes
-    headers: dict[str, str]
-
-
-@dataclass
-class Upstream:
-    """A real HTTP server on a port that stays its own while it is stopped and started again."""
-
-    usual: bytes
-    port: int = field(default_factory=free_port)
-    status: int = 200
-    body: bytes = b""
-    delay_s: float = 0.0
-    hang_ups: int = 0
-    seen: list[Seen] = field(default_factory=list, init=False, repr=False)
-    _server: _Server | None = None
-
-    def reset(self) -> None:
-        self.status, self.body, self.delay_s, self.hang_ups = 200, self.usual, 0.0, 0
-        self.seen.clear()
-        if self._server is None:
-            self.start()
-
-    def start(self) -> None:
-        upstream = self
-
-        class Handler(_Handler):
-            owner = upstream
-
-        self._server = _Server(("127.0.0.1", self.port), Handler)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def stop(self) -> None:
-        """Refuses connections from now on, and ends those that are open."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-            self.hang_ups = ALWAYS
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Quiet: Envoy resets the connections of requests that it gave up."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    owner: Upstream
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-    def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        owner = self.owner
-        headers = {name.lower(): value.encode("latin-1").decode() for name, value in self.headers.items()}
-        owner.seen.append(Seen(self.command, self.path, body, headers))
-        time.sleep(owner.delay_s)
-        if owner.hang_ups:
-            owner.hang_ups -= 1
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        try:
-            self.send_response(owner.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(owner.body)))
-            self.end_headers()
-            self.wfile.write(owner.body)
-        except OSError:
-            self.close_connection = True  # Envoy gave up on a slow answer
-
-    do_GET = do_POST = answer
 
 
 @dataclass
@@ -264,7 +181,7 @@ def test_pods_roll_when_the_configuration_changes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def upstreams() -> Iterator[tuple[Upstream, Upstream]]:
-    pair = Upstream(GRAPH_ANSWER), Upstream(POOL_ANSWER)
+    pair = Upstream(Behaviour(body=GRAPH_ANSWER)), Upstream(Behaviour(body=POOL_ANSWER))
     yield pair
     for upstream in pair:
         upstream.stop()
@@ -299,14 +216,14 @@ def gateway(upstreams: tuple[Upstream, Upstream], tmp_path_factory: pytest.TempP
 
 def break_upstream(upstream: Upstream, fault: str) -> None:
     if fault == "late":
-        upstream.delay_s = LATE_S
+        upstream.now.delay_s = LATE_S
     elif fault == "gone":
         upstream.stop()
     elif fault == "hangs up":
-        upstream.hang_ups = ALWAYS
+        upstream.now.hang_ups = ALWAYS
     else:
-        upstream.status = int(fault)
-        upstream.body = b'{"error":"broken"}'
+        upstream.now.status = int(fault)
+        upstream.now.body = b'{"error":"broken"}'
 
 
 GRAPH_FAULTS = [
@@ -330,9 +247,9 @@ def test_answer_of_the_graph_passes_unchanged(gateway: Gateway, graph: Upstream,
 
 @pytest.mark.parametrize("status", [400, 413])
 def test_clients_fault_passes_unchanged(status: int, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
-    graph.status, graph.body = status, b'{"error":"Unknown scene","path":"$.user.scene","request_id":"r1"}'
+    graph.now.status, graph.now.body = status, b'{"error":"Unknown scene","path":"$.user.scene","request_id":"r1"}'
     answer = gateway.post()
-    assert (answer.status, answer.body) == (status, graph.body)
+    assert (answer.status, answer.body) == (status, graph.now.body)
     assert not pools.seen
 
 
@@ -408,7 +325,7 @@ OWN_REPLIES = {
 def test_own_replies_of_envoy_are_the_fixed_pool(fault: str, graph: Upstream, pools: Upstream, tmp_path: Path) -> None:
     """None of them goes out with the redirect's 200 and an error for a body."""
     break_upstream(graph, "500")
-    pools.delay_s = 0.2
+    pools.now.delay_s = 0.2
     values = {"pools": {**address(pools.port), "timeoutMs": 600}}
     with running(tmp_path, graph.port, pools.port, replace=OWN_REPLIES[fault], **values) as gateway:
         assert_fixed_pool(gateway.post(), "graph_error")
@@ -462,7 +379,7 @@ def test_escapes_in_a_scene(raw: str, scene: str, gateway: Gateway, graph: Upstr
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b'{"user":', b"{}", b'{"user":{"scene":""}}', b"\xff\x00"])
 def test_body_without_a_scene_gets_the_default(body: bytes, gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
-    graph.status = 400
+    graph.now.status = 400
     assert gateway.post(body).status == 400
     break_upstream(graph, "500")
     assert gateway.post(body).body == POOL_ANSWER
@@ -472,10 +389,10 @@ def test_body_without_a_scene_gets_the_default(body: bytes, gateway: Gateway, gr
 
 
 def test_connection_that_ended_is_tried_once_more(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
-    graph.hang_ups = 1
+    graph.now.hang_ups = 1
     assert gateway.post().body == GRAPH_ANSWER
-    graph.hang_ups = 2
-    pools.hang_ups = 1
+    graph.now.hang_ups = 2
+    pools.now.hang_ups = 1
     assert gateway.post().body == POOL_ANSWER
     assert (len(graph.seen), len(pools.seen)) == (4, 2)
 

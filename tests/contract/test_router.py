@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import Behaviour, Run, Upstream, spec_of
+from .conftest import Run, spec_of
+from .upstream import ALWAYS, Behaviour, Upstream
 
 pytestmark = pytest.mark.contract
 
@@ -85,7 +86,7 @@ def test_a_body_that_is_not_json_reaches_the_step_as_it_is(run: Run, upstream: U
     with run(sequence({"serviceUrl": upstream.url("echo")})) as client:
         answer = client.send(b"not json", Content_Type="text/plain")
     assert (answer.status, answer.body) == (200, b"not json")
-    assert upstream.seen[0].headers["Content-Type"] == "application/json"
+    assert upstream.seen[0].headers["content-type"] == "application/json"
 
 
 def test_the_router_itself_has_no_limit_on_the_body(run: Run, upstream: Upstream) -> None:
@@ -97,8 +98,7 @@ def test_the_router_itself_has_no_limit_on_the_body(run: Run, upstream: Upstream
 def test_request_headers_are_not_propagated(run: Run, upstream: Upstream) -> None:
     with run(sequence({"serviceUrl": upstream.url("echo")})) as client:
         client.send(X_Request_Id="r1", traceparent="00-1", Authorization="Bearer x")
-    names = {name.lower() for name in upstream.seen[0].headers}
-    assert names.isdisjoint({"x-request-id", "traceparent", "authorization"})
+    assert upstream.seen[0].headers.keys().isdisjoint({"x-request-id", "traceparent", "authorization"})
 
 
 def test_propagated_headers_match_canonical_names_unanchored(run: Run, upstream: Upstream) -> None:
@@ -106,8 +106,8 @@ def test_propagated_headers_match_canonical_names_unanchored(run: Run, upstream:
     with run(sequence({"serviceUrl": upstream.url("echo")}), propagate=patterns) as client:
         client.send(x_request_id="r1", Content_Type="text/x", x_lower="no")
     headers = upstream.seen[0].headers
-    assert (headers["X-Request-Id"], headers["Content-Type"]) == ("r1", "text/x")
-    assert "x-lower" not in {name.lower() for name in headers}
+    assert (headers["x-request-id"], headers["content-type"]) == ("r1", "text/x")
+    assert "x-lower" not in headers
 
 
 def test_past_the_write_timeout_the_connection_is_closed_without_an_answer(run: Run, upstream: Upstream) -> None:
@@ -168,7 +168,7 @@ def test_the_last_steps_status_is_the_graphs(run: Run, upstream: Upstream, depen
 @pytest.mark.parametrize(
     ("behaviour", "cause"),
     [
-        (Behaviour(fault="close"), 'Post "{url}": EOF'),
+        (Behaviour(hang_ups=ALWAYS), 'Post "{url}": EOF'),
         (Behaviour(body=b"{}", fault="truncate"), "unexpected EOF"),
         (
             Behaviour(delay_s=1.5),
@@ -258,7 +258,7 @@ def test_a_compressed_answer_is_read(run: Run, upstream: Upstream) -> None:
     behaviour = Behaviour(body=gzip.compress(b'{"a": 1}'), headers={"Content-Encoding": "gzip"})
     with run(sequence({"serviceUrl": upstream.url("step", behaviour)})) as client:
         assert client.send().body == b'{"a": 1}'
-    assert upstream.seen[0].headers["Accept-Encoding"] == "gzip"
+    assert upstream.seen[0].headers["accept-encoding"] == "gzip"
 
 
 def test_propagated_headers_do_not_break_the_steps_framing(run: Run, upstream: Upstream) -> None:
@@ -268,8 +268,8 @@ def test_propagated_headers_do_not_break_the_steps_framing(run: Run, upstream: U
         answer = client.send(b"{}", User_Agent="me", X_Two="2")
     assert answer.body == b'{"longer": "than the request"}'
     seen = upstream.seen[1].headers
-    assert (seen["User-Agent"], seen["X-Two"], seen["Content-Length"]) == ("me", "2", str(len(answer.body)))
-    assert seen["Host"] == upstream.address.removeprefix("http://")
+    assert (seen["user-agent"], seen["x-two"], seen["content-length"]) == ("me", "2", str(len(answer.body)))
+    assert seen["host"] == upstream.address.removeprefix("http://")
 
 
 def test_concurrent_requests_do_not_mix(run: Run, upstream: Upstream) -> None:
