@@ -27,6 +27,8 @@ PERCENTILES: Final = (50, 90, 99)
 # An event loop's timer fires up to a millisecond late, and its process wakes later still.
 _TIMER_S: Final = 0.002
 _STEP_S: Final = 0.00005
+# A sleep is longer than asked for by about as much as the step.
+_SPIN_S: Final = 0.0002
 _IDLE_S: Final = 60.0
 _answers = msgspec.json.Decoder(Answer)
 
@@ -81,12 +83,13 @@ async def run(load: Load) -> list[Outcome]:
 
 
 async def _wait_until(due: float) -> None:
-    """Returns at a moment of perf_counter, 0.1 ms late at most on an idle core: an event loop's timers count whole
-    milliseconds, so the last ones are waited in small steps, which leave the core and let answers in.
+    """Returns at a moment of perf_counter. An event loop's timers count whole milliseconds, so the last ones are waited
+    in small steps, which leave the core and let answers in, and the very last by looking at the clock.
     """
     await asyncio.sleep(max(0.0, due - time.perf_counter() - _TIMER_S))
     while (left := due - time.perf_counter()) > 0:
-        time.sleep(min(left, _STEP_S))  # noqa: ASYNC251
+        if left > _SPIN_S:
+            time.sleep(_STEP_S)  # noqa: ASYNC251
         await asyncio.sleep(0)
 
 
