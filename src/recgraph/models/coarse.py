@@ -23,6 +23,7 @@ from recgraph.models.nn import (
     set_threads,
     tower,
 )
+from recgraph.models.passes import Affine, Floats, Standard, Tower, probability, silu
 
 STAGE = "coarse"
 
@@ -81,6 +82,28 @@ class CoarseNetwork(nn.Module):
         return torch.sigmoid(self.scale * logits + self.offset)
 
 
+class CoarsePass:
+    """`CoarseNetwork` for one request in numpy."""
+
+    def __init__(self, network: CoarseNetwork) -> None:
+        self._item_dense, self._user_dense = Standard(network.item_dense), Standard(network.user_dense)
+        self._item = [Affine(layer) for layer in network.item if isinstance(layer, nn.Linear)]
+        self._user = [Affine(layer) for layer in network.user if isinstance(layer, nn.Linear)]
+        self._first_item, self._first_user = Affine(network.first_item), Affine(network.first_user)
+        self._rest, self._out = Tower(network.rest), Affine(network.out)
+        self._scale, self._offset = float(network.scale), float(network.offset)
+
+    def __call__(self, item_dense: Floats, user_dense: Floats) -> Floats:
+        """Probabilities of a click f32[N] of `item_dense` f32[N, I] and `user_dense` f32[1, U]."""
+        user, item = self._user_dense(user_dense), self._item_dense(item_dense)
+        hidden = self._first_item(item)
+        hidden += self._first_user(user)
+        logits = self._out(self._rest(silu(hidden)))[:, 0]
+        vector = self._user[1](np.tanh(self._user[0](user)))[0]
+        logits += np.tanh(self._item[0](item)) @ vector
+        return probability(logits, self._scale, self._offset)
+
+
 def log_masks() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which features of items and of users are heavy-tailed."""
     item = np.array([name in LOG_FEATURES for name in COARSE_ITEM_FEATURES])
@@ -97,18 +120,13 @@ class CoarseModel:
 
     def __init__(self, network: CoarseNetwork, bundle_version: str) -> None:
         self.bundle_version = bundle_version
-        self._network = network
+        self._pass = CoarsePass(network)
 
     def predict(self, inputs: Tensors) -> Tensors:
         """One forward pass over what `assembly.coarse_inputs` makes. Thread-safe."""
         if len(inputs["item_dense"]) == 0:
             return {"score": np.empty(0, np.float32)}
-        batch = {
-            name: torch.from_numpy(np.ascontiguousarray(value)).unsqueeze(0) for name, value in encode(inputs).items()
-        }
-        with torch.inference_mode():
-            score = self._network.probability(self._network(batch))[0].numpy()
-        return {"score": finite(score)}
+        return {"score": finite(self._pass(inputs["item_dense"], inputs["user_dense"]))}
 
 
 def write(folder: Path, network: CoarseNetwork, config: CoarseConfig) -> None:

@@ -32,6 +32,7 @@ from recgraph.models.nn import (
     tower,
 )
 from recgraph.models.pairs import PAIR_FEATURES, PairTable
+from recgraph.models.passes import Affine, Attention, Cross, Floats, Lookup, Standard, Tower, probability
 
 STAGE = "fine"
 CLICK_AXES = {"click": 0, "click_category": 0, "click_age": 0, "click_mask": 0, "affinity": 1}
@@ -99,6 +100,27 @@ class FineNetwork(nn.Module):
         return torch.sigmoid(self.scale * logits + self.offset)
 
 
+class FinePass:
+    """`FineNetwork` for one request in numpy."""
+
+    def __init__(self, network: FineNetwork) -> None:
+        self._dense, self._attention = Standard(network.dense), Attention(network.attention)
+        self._item, self._category, self._creator = map(Lookup, (network.item, network.category, network.creator))
+        self._cross, self._tower, self._out = Cross(network.cross), Tower(network.tower), Affine(network.out)
+        self._scale, self._offset = float(network.scale), float(network.offset)
+
+    def __call__(self, one: Tensors) -> Floats:
+        """Probabilities of a click f32[N] of the arrays that `FineEncoder.encode` makes."""
+        query = np.concatenate([self._item(one["item"]), self._category(one["category"])], axis=1)
+        key = np.concatenate([self._item(one["click"]), self._category(one["click_category"])], axis=1)
+        interest = self._attention(query, key, one["affinity"], one["click_age"])
+        user = np.broadcast_to(one["user_dense"], (len(query), one["user_dense"].shape[1]))
+        dense = self._dense(np.concatenate([one["item_dense"], user, one["pair_dense"]], axis=1))
+        start = np.concatenate([dense, query, self._creator(one["creator"]), interest, interest * query], axis=1)
+        logits = self._out(np.concatenate([self._cross(start), self._tower(start)], axis=1))[:, 0]
+        return probability(logits, self._scale, self._offset)
+
+
 def log_mask() -> npt.NDArray[np.bool_]:
     """Which columns of the network's dense input are heavy-tailed."""
     names = (*ITEM_FEATURES, *USER_FEATURES, *PAIR_FEATURES)
@@ -144,7 +166,7 @@ class FineModel:
     def __init__(self, encoder: FineEncoder, network: FineNetwork, bundle_version: str) -> None:
         self.bundle_version = bundle_version
         self._encoder = encoder
-        self._network = network
+        self._pass = FinePass(network)
 
     def predict(self, inputs: Tensors) -> Tensors:
         """One forward pass over what `assembly.fine_inputs` makes. Thread-safe."""
@@ -156,12 +178,9 @@ class FineModel:
         """The part before the network: ids to rows, and the pairs."""
         return self._encoder.encode(inputs)
 
-    def score(self, encoded: Tensors) -> npt.NDArray[np.float32]:
+    def score(self, encoded: Tensors) -> Floats:
         """Probabilities of one encoded request, float32[N]."""
-        batch = {name: torch.from_numpy(np.ascontiguousarray(value)).unsqueeze(0) for name, value in encoded.items()}
-        with torch.inference_mode():
-            scores: npt.NDArray[np.float32] = self._network.probability(self._network(batch))[0].numpy()
-        return scores
+        return self._pass(encoded)
 
 
 def write(folder: Path, network: FineNetwork, config: FineConfig, pairs: PairTable) -> None:

@@ -7,6 +7,7 @@ click to be predicted would give the answer away.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -100,16 +101,22 @@ class PairTable:
             raise BundleError(f"{folder}: the arrays of this table of pairs do not belong together")
         return table
 
+    @cached_property
+    def _all_clicks(self) -> float:
+        return float(self.clicks.sum())
+
     def lookup(self, candidates: npt.NDArray[np.integer], clicks: npt.NDArray[np.integer]) -> Floats:
         """Counts of every candidate with every click, float32[N, L]; rows of -1 have none."""
         unique, inverse = np.unique(candidates, return_inverse=True)
         found = np.zeros((len(unique), len(clicks)), np.float32)
         known = np.flatnonzero(clicks >= 0)
-        starts, sizes = self.offsets[clicks[known]], np.diff(self.offsets)[clicks[known]] if known.size else 0
-        if known.size == 0 or len(unique) == 0 or int(np.sum(sizes)) == 0:
+        starts = self.offsets[clicks[known]]
+        sizes = self.offsets[clicks[known] + 1] - starts
+        total = int(sizes.sum())
+        if total == 0 or len(unique) == 0:
             return found[inverse]
         firsts = np.cumsum(sizes) - sizes
-        where = np.repeat(starts - firsts, sizes) + np.arange(int(np.sum(sizes)))
+        where = np.repeat(starts - firsts, sizes) + np.arange(total)
         neighbour = self.neighbours[where]
         place = np.minimum(np.searchsorted(unique, neighbour), len(unique) - 1)
         hit = unique[place] == neighbour
@@ -131,9 +138,10 @@ class PairTable:
         conditional = counts / (other + _SHRINK)
         root = np.sqrt(len(clicks))
         decay = 1.0 / np.sqrt(1.0 + np.arange(len(clicks)))
-        expected = 3.0 * (own * other).sum(axis=1) / max(float(self.clicks.sum()), 1.0)
+        expected = 3.0 * (own * other).sum(axis=1) / max(self._all_clicks, 1.0)
+        together = counts.sum(axis=1)
         columns = (
-            np.log1p(counts.sum(axis=1)),
+            np.log1p(together),
             cosine.sum(axis=1) / root,
             cosine.max(axis=1),
             cosine[:, :5].sum(axis=1),
@@ -141,7 +149,7 @@ class PairTable:
             conditional.sum(axis=1) / root,
             conditional.max(axis=1),
             conditional @ (decay / decay.sum()),
-            np.log((counts.sum(axis=1) + 1.0) / (expected + 1.0)),
+            np.log((together + 1.0) / (expected + 1.0)),
         )
         for index, column in enumerate(columns):
             values[:, index] = column

@@ -23,6 +23,7 @@ from recgraph.models.nn import (
     set_threads,
     tower,
 )
+from recgraph.models.passes import Affine, Floats, Standard, Tower, probability
 
 STAGE = "rerank"
 LIST_FEATURES = (
@@ -87,6 +88,21 @@ class RerankNetwork(nn.Module):
         return torch.sigmoid(self.scale * logits + self.offset)
 
 
+class RerankPass:
+    """`RerankNetwork` for one list in numpy."""
+
+    def __init__(self, network: RerankNetwork) -> None:
+        self._dense, self._tower, self._out = Standard(network.dense), Tower(network.tower), Affine(network.out)
+        self._share, self._scale, self._offset = float(network.share), float(network.scale), float(network.offset)
+
+    def __call__(self, item_dense: Floats, user_dense: Floats, list_dense: Floats) -> Floats:
+        """Probabilities of a click f32[N] of the arrays that `encode` makes."""
+        user = np.broadcast_to(user_dense, (len(item_dense), user_dense.shape[1]))
+        dense = self._dense(np.concatenate([item_dense, user, list_dense], axis=1))
+        correction = self._out(self._tower(dense))[:, 0]
+        return probability(list_dense[:, 0] + self._share * correction, self._scale, self._offset)
+
+
 def log_mask() -> npt.NDArray[np.bool_]:
     """Which columns of the network's dense input are heavy-tailed."""
     names = (*RERANK_ITEM_FEATURES, *RERANK_USER_FEATURES)
@@ -146,7 +162,7 @@ class RerankModel:
         self, network: RerankNetwork, items: IdMap, embeddings: npt.NDArray[np.float32], bundle_version: str
     ) -> None:
         self.bundle_version = bundle_version
-        self._network = network
+        self._pass = RerankPass(network)
         self._items = items
         self._embeddings = embeddings
 
@@ -156,12 +172,7 @@ class RerankModel:
         if not ids:
             width = self._embeddings.shape[1]
             return {"score": np.empty(0, np.float32), "embedding": np.empty((0, width), np.float32)}
-        batch = {
-            name: torch.from_numpy(np.ascontiguousarray(value)).unsqueeze(0) for name, value in encode(inputs).items()
-        }
-        with torch.inference_mode():
-            score = self._network.probability(self._network(batch))[0].numpy()
-        return {"score": finite(score), "embedding": self._vectors(ids)}
+        return {"score": finite(self._pass(**encode(inputs))), "embedding": self._vectors(ids)}
 
     def _vectors(self, ids: list[bytes]) -> npt.NDArray[np.float32]:
         """Item embeddings of unit length, zero where unknown."""

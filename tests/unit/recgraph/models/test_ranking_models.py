@@ -23,7 +23,7 @@ from recgraph.features.assembly import (
 )
 from recgraph.models import coarse, fine, rerank
 from recgraph.models.base import Tensors
-from recgraph.models.nn import Normalizer
+from recgraph.models.nn import Normalizer, load_config, load_weights
 from recgraph.models.pairs import PAIR_FEATURES, PairTable
 
 ITEMS = 40
@@ -169,6 +169,39 @@ def test_coarse_scores_each_item_by_itself(ranking_models: RankingModels) -> Non
     score = ranking_models.coarse.predict(inputs)["score"]
     alone = {**inputs, "item_dense": inputs["item_dense"][2:3]}
     assert ranking_models.coarse.predict(alone)["score"][0] == pytest.approx(score[2], rel=1e-4)
+
+
+def by_torch(folder: Path, config: type[Any], network: type[Any], encoded: Tensors) -> npt.NDArray[np.float32]:
+    """The scores of a stored network as torch computes them."""
+    stored = network(load_config(folder, config))
+    load_weights(folder, stored)
+    batch = {name: torch.from_numpy(np.ascontiguousarray(value)).unsqueeze(0) for name, value in encoded.items()}
+    with torch.inference_mode():
+        scores: npt.NDArray[np.float32] = stored.probability(stored(batch))[0].numpy()
+    return scores
+
+
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, -7.0])
+@pytest.mark.parametrize("clicks", [0, 1, 50])
+def test_the_passes_in_numpy_give_torchs_scores(ranking_models: RankingModels, clicks: int, bad: float | None) -> None:
+    names = [f"item{n}" for n in range(ITEMS)] + ["unknown"]
+    fine_in, coarse_in = fine_request(names, clicks), coarse_request(names, clicks)
+    rerank_in = rerank_request(names)
+    for inputs in (fine_in, coarse_in, rerank_in) if bad is not None else ():
+        inputs["item_dense"][::2, ::2] = bad
+        inputs["user_dense"][0, ::2] = bad
+    encoded = ranking_models.fine.encode(fine_in)
+    assert clicks < 50 or encoded["affinity"].any()
+    for found, expected in (
+        (ranking_models.fine.predict(fine_in), (fine.FineConfig, fine.FineNetwork, encoded)),
+        (ranking_models.coarse.predict(coarse_in), (coarse.CoarseConfig, coarse.CoarseNetwork, coarse_in)),
+        (
+            ranking_models.rerank.predict(rerank_in),
+            (rerank.RerankConfig, rerank.RerankNetwork, rerank.encode(rerank_in)),
+        ),
+    ):
+        folder = ranking_models.folder / expected[1].__name__.removesuffix("Network").lower()
+        np.testing.assert_allclose(found["score"], by_torch(folder, *expected), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38])
