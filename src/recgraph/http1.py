@@ -50,8 +50,10 @@ class Target(NamedTuple):
 
 @lru_cache
 def parse_target(url: str) -> Target:
-    """Where an http or https URL leads. Raises ValueError for a port that is not a number."""
+    """Where a URL leads. Raises ValueError for one that is not of http or https, or has a port that is no number."""
     parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f'unsupported protocol scheme "{parts.scheme}"')
     tls = parts.scheme == "https"
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc.rpartition("@")[2], path)

@@ -234,6 +234,19 @@ def test_a_loop_of_redirects_ends(run: Run, upstream: Upstream) -> None:
     assert len(upstream.seen) == 10
 
 
+def test_a_redirect_to_another_protocol_is_a_500(run: Run, upstream: Upstream) -> None:
+    moved = upstream.url("moved", Behaviour(307, b"", headers={"Location": "ftp://x/y"}))
+    with run(sequence({"serviceUrl": moved})) as client:
+        answer = client.send()
+    assert (answer.status, answer.json["cause"]) == (500, 'Post "ftp://x/y": unsupported protocol scheme "ftp"')
+
+
+def test_a_compressed_answer_that_is_not_is_a_500(run: Run, upstream: Upstream) -> None:
+    behaviour = Behaviour(body=b"plain", headers={"Content-Encoding": "gzip"})
+    with run(sequence({"serviceUrl": upstream.url("step", behaviour)})) as client:
+        assert client.send().status == 500
+
+
 def test_a_redirect_without_a_location_is_the_answer(run: Run, upstream: Upstream) -> None:
     with run(sequence({"serviceUrl": upstream.url("moved", Behaviour(307, b"{}"))})) as client:
         assert client.send()[:2] == (307, b"{}")

@@ -7,6 +7,7 @@ import errno
 import gzip
 import os
 import socket
+import ssl
 import zlib
 from dataclasses import dataclass
 from types import TracebackType
@@ -51,7 +52,7 @@ class StepClient:
             return Reply(response.status, _content(response, headers))
         except TimeoutError as error:
             raise RoutingError(request.timed_out(error)) from error
-        except (OSError, EOFError, zlib.error) as error:
+        except (OSError, ValueError, EOFError, zlib.error) as error:
             raise RoutingError(request.failed(error)) from error
 
     async def _follow(self, request: _Request) -> Response:
@@ -113,9 +114,13 @@ class _Request:
         return f'Post "{self.url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
 
     def failed(self, error: Exception) -> str:
+        if isinstance(error, ValueError):
+            return f'Post "{self.url}": {error}'
         if self.connection is not None:
             reason = _reason(error)
             return reason if self.connection.answered else f'Post "{self.url}": {reason}'
+        if isinstance(error, ssl.SSLError):
+            return f'Post "{self.url}": tls: {error}'
         if isinstance(error, socket.gaierror):
             return f'Post "{self.url}": dial tcp: lookup {self.target.host}: no such host'
         return f'Post "{self.url}": dial tcp {self.target.host}:{self.target.port}: connect: {_reason(error)}'

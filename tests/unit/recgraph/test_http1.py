@@ -158,3 +158,9 @@ async def test_the_arrival_is_that_of_the_last_bytes(server: Server, pool: Pool)
 )
 def test_targets(url: str, parts: tuple[object, ...]) -> None:
     assert parse_target(url) == parts
+
+
+@pytest.mark.parametrize("url", ["ftp://h/", "h:80/x", "http://h:x/"])
+def test_what_is_no_target(url: str) -> None:
+    with pytest.raises(ValueError, match="scheme|Port"):
+        parse_target(url)
