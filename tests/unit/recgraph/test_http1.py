@@ -162,5 +162,5 @@ def test_targets(url: str, parts: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://h/", "h:80/x", "http://h:x/"])
 def test_what_is_no_target(url: str) -> None:
-    with pytest.raises(ValueError, match="scheme|Port"):
+    with pytest.raises(ValueError, match=r"scheme|Port"):
         parse_target(url)
