@@ -48,10 +48,6 @@ class Deadline:
         """Milliseconds left; negative when it has passed."""
         return (self.at_s - self.monotonic()) * 1000.0
 
-    def for_call(self, budget_ms: float, reserve_ms: float = 0.0) -> float:
-        """Milliseconds that a call may take: min(budget, what is left less the reserve for the later stages)."""
-        return min(budget_ms, self.remaining_ms() - reserve_ms)
-
 
 def _left(
     deadline_ms: float | UnsetType, remaining_ms: float | UnsetType, now_ms: float, whole_ms: float, hop_ms: float

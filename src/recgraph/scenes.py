@@ -33,10 +33,10 @@ class _Config(BaseModel):
 class Quotas(_Config):
     """Candidates per recall channel; what one channel cannot fill, the others do in turn."""
 
-    ann: int = Field(default=700, ge=0, le=5000)
-    i2i: int = Field(default=400, ge=0, le=5000)
-    hot: int = Field(default=250, ge=0, le=5000)
-    fresh: int = Field(default=150, ge=0, le=5000)
+    ann: int = Field(default=450, ge=0, le=5000)
+    i2i: int = Field(default=270, ge=0, le=5000)
+    hot: int = Field(default=170, ge=0, le=5000)
+    fresh: int = Field(default=110, ge=0, le=5000)
 
     @property
     def total(self) -> int:

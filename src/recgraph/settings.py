@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 StageName = Literal["entry", "recall", "coarse", "fine", "rerank"]
@@ -16,30 +16,38 @@ _PASSWORD = re.compile(r"(//[^/@]*:)[^/@]*@")
 
 
 class Budgets(BaseModel):
-    """Milliseconds of every stage, and how they are divided. Defaults: docs/adr/0009."""
+    """Milliseconds of every stage, of the hops between them, and of the whole. Defaults: docs/adr/0009.
+
+    They are a timetable: a stage may take its own time and what the stages before it left of theirs, never the time of
+    those after it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    entry: float = 3.0
-    recall: float = 22.0
-    coarse: float = 15.0
-    fine: float = 32.0
-    rerank: float = 16.0
-    hops: float = 12.0
-    whole: float = 100.0
-    reserve_share: float = 0.5
-    """Share of the later stages' budgets that is kept back for them: enough to work at their usual pace or to fall
-    back, without letting one slow stage starve them."""
-    read_share: float = 0.7
+    entry: float = Field(default=3.0, gt=0.0)
+    recall: float = Field(default=25.0, gt=0.0)
+    coarse: float = Field(default=15.0, gt=0.0)
+    fine: float = Field(default=30.0, gt=0.0)
+    rerank: float = Field(default=15.0, gt=0.0)
+    hops: float = Field(default=12.0, ge=0.0)
+    whole: float = Field(default=100.0, gt=0.0)
+    read_share: float = Field(default=0.7, gt=0.0, le=1.0)
     """Share of a stage's time that its reads may take before the stage gives up on them."""
-    fallback_ms: float = 2.0
-    """Kept back in every stage, so that its fallback still fits into its budget."""
+    fallback_ms: float = Field(default=2.0, ge=0.0)
+    """Kept back in every stage, so that its fallback still fits into its time."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        parts = self.entry + self.recall + self.coarse + self.fine + self.rerank + self.hops
+        if parts > self.whole:
+            raise ValueError(f"the stages' budgets and the hops add up to {parts:g} ms, the whole has {self.whole:g}")
+        return self
 
     @classmethod
     def unbounded(cls) -> Budgets:
         """For evaluation and warm-up, where time does not count: an hour for everything."""
         hour = 3_600_000.0
-        return cls(entry=hour, recall=hour, coarse=hour, fine=hour, rerank=hour, whole=5 * hour, reserve_share=0.0)
+        return cls(entry=hour, recall=hour, coarse=hour, fine=hour, rerank=hour, hops=hour, whole=6 * hour)
 
     def of(self, stage: StageName) -> float:
         """The budget of one stage."""
@@ -54,7 +62,7 @@ class Budgets(BaseModel):
     def reserve_ms(self, stage: StageName) -> float:
         """What `stage` leaves for the stages after it and the hops to and from them."""
         later = RANKING_STAGES[RANKING_STAGES.index(stage) + 1 :] if stage in RANKING_STAGES else RANKING_STAGES
-        return self.reserve_share * sum(self.of(name) for name in later) + self.hop_ms * (len(later) + 1)
+        return sum(self.of(name) for name in later) + self.hop_ms * (len(later) + 1)
 
 
 class Settings(BaseSettings):
@@ -91,7 +99,7 @@ class Settings(BaseSettings):
     clock_offset_s: float = 0.0
     """Added to the wall clock for everything that depends on the age of data (recgraph.clock)."""
     budgets: Budgets = Budgets()
-    """Milliseconds; one is set as RECGRAPH_BUDGETS__FINE=60."""
+    """Milliseconds; one is set as RECGRAPH_BUDGETS__FINE=20."""
     record_sample: float = Field(default=0.01, ge=0.0, le=1.0)
     """Share of the requests whose decision record is kept though nobody asked to explain."""
     pools_refresh_s: float = Field(default=10.0, gt=0.0)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recgraph.settings import Budgets
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ("helm", "helm-unittest", "helm-docs")
 SEARCH = os.pathsep.join([os.environ["PATH"], "/var/lib/testbed/bin"])
@@ -39,3 +41,10 @@ def test_the_values_have_the_scenes_of_the_local_graph() -> None:
     local = yaml.safe_load((ROOT / "inferencegraph" / "scenes.yaml").read_text(encoding="utf-8"))
 
     assert values["scenes"] == local["scenes"]
+
+
+def test_the_values_have_the_budgets_of_the_settings() -> None:
+    values = yaml.safe_load((ROOT / "helm" / "recgraph" / "values.yaml").read_text(encoding="utf-8"))
+    own = Budgets().model_dump(exclude={"read_share", "fallback_ms"})
+
+    assert values["settings"]["budgets"] == own

@@ -7,9 +7,11 @@ them. A count of what is not stored is 0, every other value that is not known is
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -192,12 +194,12 @@ def encode(texts: Sequence[str] | npt.NDArray[Any]) -> npt.NDArray[np.object_]:
 
 def _user_values(profile: ViewBlock, context: Context) -> dict[str, float]:
     """RERANK_USER_FEATURES by name."""
-    values = {name: float(_counts(profile, name)[0]) for name in _USER_COUNTS}
-    ratings = float(_counts(profile, "rating_count_all")[0])
-    mean = _ratio(_counts(profile, "rating_sum_all")[0], ratings)
-    variance = _ratio(_counts(profile, "rating_sq_sum_all")[0], ratings) - mean * mean
+    values = {name: _count(profile, name) for name in _USER_COUNTS}
+    ratings = _count(profile, "rating_count_all")
+    mean = _ratio(_count(profile, "rating_sum_all"), ratings)
+    variance = _ratio(_count(profile, "rating_sq_sum_all"), ratings) - mean * mean
     values["rating_mean"] = mean
-    values["rating_std"] = float(np.sqrt(max(variance, 0.0))) if ratings else np.nan
+    values["rating_std"] = math.sqrt(max(variance, 0.0)) if ratings else math.nan
     for name in ("first_event", "last_event"):
         values[f"since_{name}_s"] = float(_since(profile, f"{name}_time", context.now_s)[0])
     values["hour_sin"], values["hour_cos"] = _circle(context.hour, 24)
@@ -273,14 +275,18 @@ def _stack_row(values: dict[str, float], names: Sequence[str]) -> Floats:
     return np.array([[values[name] for name in names]], np.float32)
 
 
-def _stack(values: dict[str, npt.NDArray[Any]], names: Sequence[str], rows: int) -> Floats:
+def _stack(values: dict[str, npt.NDArray[Any]], names: tuple[str, ...], rows: int) -> Floats:
     """The named values side by side, f32[rows, names]; a count that is not known becomes 0."""
     out = np.empty((rows, len(names)), np.float32)
     for index, name in enumerate(names):
         out[:, index] = values[name]
-    counts = np.array([name in _COUNT_NAMES for name in names])
-    np.copyto(out, np.float32(0.0), where=counts & np.isnan(out))
+    np.copyto(out, np.float32(0.0), where=_are_counts(names) & np.isnan(out))
     return out
+
+
+@lru_cache(maxsize=16)
+def _are_counts(names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    return np.array([name in _COUNT_NAMES for name in names])
 
 
 def _absent(block: ViewBlock, name: str) -> npt.NDArray[np.bool_]:
@@ -304,9 +310,10 @@ def _list(block: ViewBlock, name: str) -> npt.NDArray[Any]:
     return _column_list(block, name).row(0)
 
 
-def _counts(block: ViewBlock, name: str) -> Floats:
-    counts: Floats = np.nan_to_num(_column(block, name), nan=0.0)
-    return counts
+def _count(block: ViewBlock, name: str) -> float:
+    """A value of the only row; 0 where it is not known."""
+    value = float(_column(block, name)[0])
+    return 0.0 if math.isnan(value) else value
 
 
 def _since(block: ViewBlock, name: str, now_s: float) -> npt.NDArray[np.float64]:
@@ -316,9 +323,9 @@ def _since(block: ViewBlock, name: str, now_s: float) -> npt.NDArray[np.float64]
 
 
 def _ratio(total: float, count: float) -> float:
-    return float(total) / float(count) if count else np.nan
+    return total / count if count else math.nan
 
 
 def _circle(value: int, period: int) -> tuple[float, float]:
-    angle = 2.0 * np.pi * value / period
-    return float(np.sin(angle)), float(np.cos(angle))
+    angle = 2.0 * math.pi * value / period
+    return math.sin(angle), math.cos(angle)

@@ -85,7 +85,6 @@ class Run:
     scene: Scene
     context: Context
     deadline: Deadline
-    budget_ms: float
     reserve_ms: float
     fallback_ms: float
     read_share: float
@@ -109,8 +108,8 @@ class Run:
         return (time.perf_counter() - self.started) * 1000.0
 
     def left_ms(self) -> float:
-        """What the stage may still use: min(its budget, the deadline less the later stages' reserve), ms."""
-        return self.deadline.for_call(self.budget_ms - self.elapsed_ms(), self.reserve_ms)
+        """What the stage may still use, ms: all until the deadline but what belongs to the stages after it."""
+        return self.deadline.remaining_ms() - self.reserve_ms
 
     def read_ms(self) -> float:
         """Time for reads: their share, so that the fallback or the prediction still fits."""
@@ -201,7 +200,6 @@ class Stage(ABC):
             deadline=Deadline.of(
                 envelope.deadline_ms, envelope.remaining_ms, whole_ms=budgets.whole, hop_ms=budgets.hop_ms
             ),
-            budget_ms=budgets.of(self.name),
             reserve_ms=budgets.reserve_ms(self.name),
             fallback_ms=budgets.fallback_ms + self.fallback_read_ms,
             read_share=budgets.read_share,

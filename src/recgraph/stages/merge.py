@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 
-@dataclass
-class Merged:
-    """`items` and `sources` are columns of one length; `removed` has ids by reason, one for each removal.
+class Merged(NamedTuple):
+    """Columns of one length."""
 
-    received (all channels together, duplicates included) = kept + removed.
-    """
-
-    items: list[str] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    removed: dict[str, list[str]] = field(default_factory=dict)
+    items: list[str]
+    sources: list[str]
 
 
 def clean(
@@ -53,8 +48,8 @@ def clean(
     return cleaned, removed
 
 
-def by_quota(channels: Mapping[str, Sequence[str]], quotas: Mapping[str, int], total: int) -> Merged:
-    """At most `total` items: of each channel its quota first, then what is left of all in turn, one each.
+def by_quota(channels: Mapping[str, Sequence[str]], quotas: Mapping[str, int]) -> Merged:
+    """All items in the order in which they are wanted: of each channel its quota, then what is left of all in turn.
 
     The channels must not share items (see `clean`). Within the quotas the order interleaves the channels in
     proportion to them, so that any prefix holds about the same mix: recall's order is what coarse falls back to.
@@ -64,10 +59,7 @@ def by_quota(channels: Mapping[str, Sequence[str]], quotas: Mapping[str, int], t
     keys = [_keys(len(ids), quotas.get(channel, 0)) for channel, ids in channels.items()]
     # Stable: at equal keys the channel named first comes first.
     order = np.argsort(np.concatenate([*keys, np.empty(0)]), kind="stable").tolist()
-    merged = Merged([items[row] for row in order[:total]], [sources[row] for row in order[:total]])
-    if len(order) > total:
-        merged.removed["over_quota"] = [items[row] for row in order[total:]]
-    return merged
+    return Merged([items[row] for row in order], [sources[row] for row in order])
 
 
 def _keys(count: int, quota: int) -> npt.NDArray[np.float64]:

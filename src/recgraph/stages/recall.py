@@ -20,6 +20,8 @@ from recgraph.stages.merge import Merged, by_quota, clean
 _OVERFETCH: Final = 1.3
 """Channels overlap and lose items to the filters; without a surplus there is nothing to fill unused quota with."""
 _SEEN_ALLOWANCE: Final = 200
+_SPARE: Final = 1.1
+"""Candidates whose availability is asked for, over the number wanted: a full read of all would cost twice as much."""
 _FIRST: Final = 1_000_000
 """A quota so large that every pinned item stands before all others."""
 
@@ -63,10 +65,13 @@ class RecallStage(Stage):
             ("fixed_pool", "fixed", list(run.scene.pools.fixed)),
         ):
             cleaned, removed = clean({source: items}, [("blocked", run.scene.filters.blocklist)])
-            merged = by_quota(cleaned, {}, run.scene.recall.total)
+            merged = by_quota(cleaned, {})
             if merged.items:
                 run.degrade(self.name, reason, action)
-                return _outcome(merged, removed)
+                total = run.scene.recall.total
+                return _outcome(
+                    merged, range(min(total, len(merged.items))), {**removed, "over_quota": merged.items[total:]}
+                )
         run.degrade(self.name, reason, "empty")
         return Outcome([], sources=[])
 
@@ -74,13 +79,29 @@ class RecallStage(Stage):
         pinned = frozenset(channels["pin"])
         rules = [("invalid", frozenset(("",))), ("blocked", run.scene.filters.blocklist), ("seen", seen - pinned)]
         cleaned, removed = clean(channels, rules)
-        gone = await self._unavailable(run, [item for ids in cleaned.values() for item in ids])
-        if gone:
-            removed["unavailable"] = [item for ids in cleaned.values() for item in ids if item in gone]
-            cleaned = {name: [item for item in ids if item not in gone] for name, ids in cleaned.items()}
-        quotas = {**run.scene.recall.model_dump(), "pin": _FIRST}
-        merged = by_quota(cleaned, quotas, run.scene.recall.total)
-        return _outcome(merged, removed)
+        merged = by_quota(cleaned, {**run.scene.recall.model_dump(), "pin": _FIRST})
+        kept, gone = await self._available(run, merged.items, run.scene.recall.total)
+        removed["unavailable"] = [merged.items[row] for row in gone]
+        removed["over_quota"] = merged.items[len(kept) + len(gone) :]
+        return _outcome(merged, kept, removed)
+
+    async def _available(self, run: Run, items: Sequence[str], total: int) -> tuple[list[int], list[int]]:
+        """Rows of the first `total` items that are available, and of those before the last of them that are not.
+
+        Reads somewhat more than `total` items at once, and the rest only where these were not enough.
+        """
+        kept: list[int] = []
+        gone: list[int] = []
+        first = math.ceil(total * _SPARE)
+        for begin, end in ((0, first), (first, len(items))):
+            if len(kept) == total or not items[begin:end]:
+                break
+            absent = await self._unavailable(run, items[begin:end])
+            for row, item in enumerate(items[begin:end], begin):
+                if len(kept) == total:
+                    break
+                (gone if item in absent else kept).append(row)
+        return kept, gone
 
     async def _unavailable(self, run: Run, items: Sequence[str]) -> frozenset[str]:
         """Which of the items are marked as not available. Unknown items pass: a new item has no profile yet."""
@@ -152,5 +173,6 @@ def _ids(outputs: Tensors, name: str) -> list[str]:
         raise StageFailure("predictor_bad_output", f"{name}: {error}") from error
 
 
-def _outcome(merged: Merged, removed: dict[str, list[str]]) -> Outcome:
-    return Outcome(items=merged.items, sources=merged.sources, removed={**removed, **merged.removed})
+def _outcome(merged: Merged, kept: Sequence[int], removed: dict[str, list[str]]) -> Outcome:
+    items, sources = merged
+    return Outcome([items[row] for row in kept], sources=[sources[row] for row in kept], removed=removed)

@@ -16,7 +16,7 @@ import pytest
 # Nine processes that import torch: a busy machine needs a while to start them.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ROOMY = {f"budgets__{stage}": "400" for stage in ("recall", "coarse", "fine", "rerank")} | {
-    "budgets__whole": "3000",
+    "budgets__whole": "1650",
     "budgets__fallback_ms": "50",
 }
 
@@ -96,7 +96,7 @@ def test_an_answer_in_work_is_finished_at_the_end(temporary: Callable[..., Any])
         hung.bind(("127.0.0.1", 0))
         hung.listen()
         slow = {"features_redis": f"redis://127.0.0.1:{hung.getsockname()[1]}/0", "warmup_wait_s": "0"}
-        slow |= {"budgets__coarse": "2000", "budgets__whole": "9000"}
+        slow |= {"budgets__coarse": "2000", "budgets__whole": "2100"}
         coarse = temporary("recgraph_transformers.coarse", "coarse", "--predictor_host", "127.0.0.1:1", **slow)
         coarse.wait_ready()
         with closing(http.client.HTTPConnection("127.0.0.1", coarse.port, timeout=10)) as connection:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
+from pydantic import ValidationError
 
 from recgraph.deadline import Deadline
-from recgraph.settings import Budgets
+from recgraph.settings import RANKING_STAGES, Budgets
 
 NOW = 1_700_000_000_000.0
 
@@ -38,13 +39,6 @@ def test_what_is_left(deadline: float | UnsetType, remaining: float | UnsetType,
     assert _left(deadline, remaining) == pytest.approx(expected)
 
 
-def test_time_for_a_call_leaves_the_reserve() -> None:
-    deadline = Deadline(10.05, lambda: 10.0)
-    assert deadline.for_call(40.0, 20.0) == pytest.approx(30.0)
-    assert deadline.for_call(15.0, 20.0) == pytest.approx(15.0)
-    assert deadline.for_call(15.0, 60.0) == pytest.approx(-10.0)
-
-
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -56,13 +50,20 @@ def test_nothing_extends_a_request_beyond_the_whole_budget(
     assert _left(deadline, remaining) <= 100.0 + 1e-6
 
 
-def test_reserves_fit_the_budgets() -> None:
+def test_the_budgets_are_a_timetable() -> None:
     budgets = Budgets()
-    assert budgets.reserve_ms("rerank") == pytest.approx(budgets.hop_ms)
-    assert budgets.reserve_ms("fine") == pytest.approx(0.5 * 16 + 2 * budgets.hop_ms)
-    stages = ("recall", "coarse", "fine", "rerank")
+    hop = budgets.hop_ms
+    assert budgets.reserve_ms("rerank") == pytest.approx(hop)
+    assert budgets.reserve_ms("fine") == pytest.approx(budgets.rerank + 2 * hop)
     used = budgets.entry
-    for stage in stages:
-        # With every stage before it at its full budget, a stage still has time of its own.
-        assert budgets.whole - used - budgets.reserve_ms(stage) > 0, stage
+    for stage in RANKING_STAGES:
+        used += hop
+        # With every stage before it at its full budget, a stage still has all of its own.
+        assert budgets.whole - used - budgets.reserve_ms(stage) >= budgets.of(stage) - 1e-9, stage
         used += budgets.of(stage)
+
+
+def test_budgets_that_do_not_fit_the_whole_are_refused() -> None:
+    with pytest.raises(ValidationError, match="add up to 130 ms, the whole has 100"):
+        Budgets(fine=60.0)
+    assert Budgets(fine=60.0, whole=130.0).fine == 60.0

@@ -118,11 +118,12 @@ class Kit:
     offered: list[Tensors] = field(default_factory=list)
     max_in_flight: int = 64
 
-    def stage(self, name: str, answer: Answer | StageFailure | None = None) -> Stage:
-        """A stage whose predictor gives `answer`, raises it, or (None) hangs."""
+    def stage(self, name: str, answer: Answer | StageFailure | None = None, *, after_s: float = 0.0) -> Stage:
+        """A stage whose predictor gives `answer` after a time, raises it, or (None) hangs."""
 
         async def predict(inputs: Tensors, timeout_s: float) -> Tensors:
             self.offered.append(inputs)
+            await asyncio.sleep(after_s)
             if answer is None:
                 await asyncio.sleep(3600)
                 raise AssertionError

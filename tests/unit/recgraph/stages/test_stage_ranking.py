@@ -45,7 +45,7 @@ async def test_coarse_keeps_duplicates_and_pinned_items(kit: Any, numbered: Any)
 
 @pytest.mark.parametrize("answer", [StageFailure("predictor_unavailable"), None])
 async def test_coarse_falls_back_to_the_order_of_recall(kit: Any, answer: Any) -> None:
-    kit.scene, kit.budgets = Scene(coarse_keep=3), Budgets(coarse=20.0)
+    kit.scene, kit.budgets = Scene(coarse_keep=3), Budgets()
     envelope = await kit.stage("coarse", answer).run(kit.envelope(ITEMS))
     assert (envelope.items, envelope.scores) == (["i0", "i1", "i2"], None)
     assert envelope.degraded[0].action == "order_of_recall"
@@ -127,20 +127,30 @@ async def test_a_past_deadline_gets_the_fallback_at_once(kit: Any, numbered: Any
 
 @pytest.mark.parametrize("stage", ["coarse", "fine", "rerank"])
 async def test_features_that_hang_cost_no_more_than_the_budget(kit: Any, numbered: Any, stage: str) -> None:
-    kit.budgets = Budgets(coarse=20.0, fine=20.0, rerank=20.0, whole=1000.0)
+    kit.budgets = Budgets()
     kit.memory.hang = True
     envelope = await kit.stage(stage, numbered).run(kit.envelope(ITEMS))
     assert envelope.degraded[0].reason == "features_timeout"
 
 
 async def test_too_many_requests_get_the_fallback_not_a_queue(kit: Any) -> None:
-    kit.max_in_flight, kit.budgets = 2, Budgets(fine=50.0)
+    kit.max_in_flight, kit.budgets = 2, Budgets()
     stage = kit.stage("fine", None)
     answers = await asyncio.gather(*(stage.run(kit.envelope(ITEMS)) for _ in range(5)))
     reasons = sorted(answer.degraded[0].reason for answer in answers)
     assert reasons == ["overload"] * 3 + ["predictor_timeout"] * 2
     answer = await stage.run(kit.envelope(ITEMS))
     assert answer.degraded[0].reason == "predictor_timeout", "the places are given back"
+
+
+@pytest.mark.parametrize(("remaining_ms", "reasons"), [(900.0, []), (400.0, ["predictor_timeout"])])
+async def test_a_stage_may_use_what_those_before_it_left_but_not_what_is_for_those_after(
+    kit: Any, numbered: Any, remaining_ms: float, reasons: list[str]
+) -> None:
+    kit.budgets = Budgets(fine=250.0, rerank=200.0, whole=1000.0)
+    stage = kit.stage("fine", numbered, after_s=0.35)
+    answer = await stage.run(kit.envelope(ITEMS, remaining_ms=remaining_ms))
+    assert [entry.reason for entry in answer.degraded] == reasons
 
 
 async def test_remaining_time_is_told_to_the_next_hop(kit: Any, numbered: Any) -> None:

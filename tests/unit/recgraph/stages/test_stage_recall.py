@@ -59,6 +59,23 @@ async def test_seen_blocked_and_unavailable_items_are_removed_and_counted(ready:
     assert record.received == envelope.trace[-1].received
 
 
+async def test_availability_is_read_for_little_more_than_is_wanted(ready: Any) -> None:
+    envelope = await ready.stage("recall", _found).run(ready.envelope())
+    assert ready.memory.reads == [("user", 1), ("item", 22)], "1.1 times the 20 that are wanted"
+    assert len(envelope.items) == 20
+
+
+async def test_where_most_is_unavailable_the_rest_is_read_too(ready: Any) -> None:
+    for number in range(30):
+        ready.memory.rows[("item_profile", f"h{number}")] = {"available": 0}
+        ready.memory.rows[("item_profile", f"a{number}")] = {"available": int(number >= 8)}
+    envelope = await ready.stage("recall", _found).run(ready.envelope())
+    assert len([entity for entity, _ in ready.memory.reads if entity == "item"]) == 2
+    assert {item for item in envelope.items if item[0] in "ah"} == {f"a{number}" for number in range(8, 13)}
+    trace = envelope.trace[-1]
+    assert trace.received == trace.kept + sum(trace.removed.values())
+
+
 async def test_filters_can_be_switched_off(ready: Any) -> None:
     ready.scene = Scene(recall=SCENE.recall, filters=Filters(seen=False, unavailable=False))
     ready.memory.rows[("user_seen", "u")] = {"item_ids": ["a0"]}

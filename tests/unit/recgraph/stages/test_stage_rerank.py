@@ -181,7 +181,7 @@ async def test_without_features_the_rules_that_need_none_remain(kit: Any) -> Non
 
 
 async def test_a_hung_model_still_leaves_a_page(kit: Any) -> None:
-    kit.budgets, kit.scene = Budgets(rerank=30.0), _scene()
+    kit.budgets, kit.scene = Budgets(), _scene()
     envelope = await _page(kit, None)
     assert envelope.items == ITEMS[:5]
     assert envelope.degraded[0].reason == "predictor_timeout"
