@@ -77,7 +77,7 @@ class Lookup:
 
     def __call__(self, rows: npt.NDArray[np.int64]) -> Floats:
         """int64[N], -1 for the unknown -> float32[N, width]."""
-        return self.table[rows + 1]
+        return np.take(self.table, rows + 1, axis=0)
 
 
 class Cross:

@@ -78,7 +78,7 @@ class RecallModel:
     def embed(self, history: npt.NDArray[np.int64], ages_s: Floats, user_dense: Floats) -> Floats:
         """The user's unit vector, f32[1, D]; `history` holds item rows, -1 for unknown ones."""
         known = history >= 0
-        return self._user(self.bases[history[known]], ages_s[known], user_dense)
+        return self._user(np.take(self.bases, history[known], axis=0), ages_s[known], user_dense)
 
     def _nearest(self, user: Floats, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
         if k <= 0:

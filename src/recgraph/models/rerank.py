@@ -179,7 +179,7 @@ class RerankModel:
         rows = self._items.rows(ids)
         vectors = np.zeros((len(rows), self._embeddings.shape[1]), np.float32)
         known = np.flatnonzero(rows >= 0)
-        vectors[known] = self._embeddings[rows[known]]
+        vectors[known] = np.take(self._embeddings, rows[known], axis=0)
         norms = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
         norms[norms <= _EPSILON] = 1.0
         vectors /= norms
