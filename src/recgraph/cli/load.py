@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,8 @@ from recgraph.cli.ask import SCENE, SceneOption
 from recgraph.cli.local import HOME, PORT, HomeOption
 from recgraph.cli.output import errors, print_json, print_table, progress
 from recgraph.errors import DataError
+from recgraph.http1 import parse_target
 from recgraph.local import runner
-from recgraph.local.client import ask
 from recgraph.local.state import State, load_state
 
 
@@ -29,6 +30,9 @@ def load(
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds after which a request has failed.")] = 5.0,
     home: HomeOption = HOME,
     port: Annotated[int | None, typer.Option(help="Of the graph; else the one that HOME's graph answers on.")] = None,
+    url: Annotated[
+        str, typer.Option(help="A graph elsewhere: http://HOST:PORT/v1/recommend of a cluster's gateway.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Drive the running graph at a constant rate (open loop) and print percentiles per stage and whole.
@@ -39,11 +43,10 @@ def load(
     if context.invoked_subcommand is not None:
         return  # `recgraph bench features` and the like
     with errors():
-        state = load_state(home / "run")
-        at = port or (state.port if state else PORT)
+        state = None if url else load_state(home / "run")
         known = _users(users, home)
         plan = Load(
-            f"http://127.0.0.1:{at}/",
+            _address(url, port, state),
             known,
             scene=scene,
             rate=rate,
@@ -53,13 +56,33 @@ def load(
             timeout_s=timeout,
             seed=seed,
         )
-        ask(at, known[0], scene, explain=False)  # an error that can be read, rather than a minute of failures
+        _try(plan)
         progress(f"{warmup:g} s of warm-up, then {duration:g} s at {rate:g} requests a second ...")
         result = summarize(plan, measure(plan))
     result["memory_mib"] = _memory(state)
     print_json(result) if json else _print(result)
     if result["requests"]["failed"]:
         raise typer.Exit(1)
+
+
+def _address(url: str, port: int | None, state: State | None) -> str:
+    """The URL that is asked. Raises DataError for one that cannot be."""
+    if not url:
+        return f"http://127.0.0.1:{port or (state.port if state else PORT)}/"
+    if port is not None:
+        raise DataError("--url has its port: leave out --port")
+    try:
+        parse_target(url)
+    except ValueError as error:
+        raise DataError(f"--url {url}: {error}") from error
+    return url
+
+
+def _try(plan: Load) -> None:
+    """One request ahead: an error that can be read, rather than a minute of failures. Raises DataError."""
+    (outcome,) = measure(replace(plan, rate=1.0, duration_s=1.0, warmup_s=0.0))
+    if outcome.error:
+        raise DataError(f"{plan.url} does not answer with a list: {outcome.error}")
 
 
 def _users(path: Path | None, home: Path) -> list[str]:
