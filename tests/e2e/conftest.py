@@ -1,7 +1,8 @@
 """The chart on a real cluster: any KUBECONFIG, a namespace of its own, a client that never retries.
 
 Environment: KUBECONFIG; RECGRAPH_E2E_VALUES (more values files, separated by `:`); RECGRAPH_E2E_ADDRESS (host of the
-NodePorts); RECGRAPH_E2E_KEEP=1 leaves the release, RECGRAPH_E2E_NAMESPACE takes one that was left.
+NodePorts); RECGRAPH_E2E_SECOND_TAG (another tag of the serving image, for the rolling upgrade);
+RECGRAPH_E2E_KEEP=1 leaves the release, RECGRAPH_E2E_NAMESPACE takes one that was left.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no package for the helpers beside this file
 
-from e2e_release import Release, kubectl_json, run
+from e2e_release import TOLD, Release, kubectl_json
 
 
-def _missing() -> str:
+def _missing(config: pytest.Config) -> str:
+    if "e2e" not in config.option.markexpr:
+        return "only by -m e2e: they install into the cluster of KUBECONFIG"
     absent = [tool for tool in ("kubectl", "helm") if shutil.which(tool) is None]
     if absent:
         return f"not on PATH: {', '.join(absent)}"
@@ -29,10 +32,10 @@ def _missing() -> str:
     return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Every test of this folder needs a cluster, and time."""
     here = str(Path(__file__).parent)
-    reason = _missing()
+    reason = _missing(config)
     for item in items:
         if str(item.path).startswith(here):
             item.add_marker(pytest.mark.e2e)
@@ -45,10 +48,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds what the cluster says to the report of a failed test."""
     report = yield
-    release = getattr(item, "funcargs", {}).get("release")
-    if report.failed and isinstance(release, Release):
-        report.sections.append(("the cluster", release.diagnostics()))
+    if report.failed:
+        for release in getattr(item, "funcargs", {}).values():
+            if isinstance(release, Release):
+                report.sections.append(("the cluster", release.diagnostics()))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what was measured."""
+    if TOLD:
+        terminalreporter.section("measured on the cluster")
+        for line in TOLD:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -84,5 +96,4 @@ def release(address: str) -> Iterator[Release]:
         yield found
     finally:
         if not given and os.environ.get("RECGRAPH_E2E_KEEP") != "1":
-            run("helm", "uninstall", found.name, "-n", found.namespace, "--ignore-not-found", "--wait", check=False)
-            run("kubectl", "delete", "namespace", found.namespace, "--wait=false", check=False)
+            found.remove()

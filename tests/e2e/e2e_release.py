@@ -6,9 +6,12 @@ import http.client
 import json
 import os
 import secrets
+import statistics
 import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +21,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "recgraph"
 PATH = "/v1/recommend"
+RECGRAPH = str(Path(sys.executable).with_name("recgraph"))
 READY_S = 600.0
 """Until the first answer: bootstrap and the start of every pod, on two cores."""
+TOLD: list[str] = []
+"""What was measured, a line each; pytest prints it at the end."""
 
 
 def run(*command: str, check: bool = True, timeout: float = 600.0) -> str:
@@ -66,6 +72,8 @@ class Release:
     address: str
     name: str = "rg"
     port: int = 0
+    values: str = "test-values.yaml"
+    installed_s: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -79,11 +87,11 @@ class Release:
     # Helm
 
     def helm(self, verb: str, **values: Any) -> str:
-        """`helm upgrade` or `install` with the CI values and `values` (a__b is a.b), which stay for the next time."""
+        """`helm upgrade` or `install` with the values file and `values` (a__b is a.b), which stay for the next time."""
         self.settings.update({key.replace("__", "."): value for key, value in values.items()})
         command = ["helm", verb, self.name, str(CHART), "-n", self.namespace, "--timeout", "8m"]
         for path in [
-            str(CHART / "ci" / "test-values.yaml"),
+            str(CHART / "ci" / self.values),
             *filter(None, os.environ.get("RECGRAPH_E2E_VALUES", "").split(":")),
         ]:
             command += ["--values", path]
@@ -94,9 +102,17 @@ class Release:
         return run(*command)
 
     def install(self) -> None:
-        """Installs and waits for the first full answer."""
+        """Installs and waits for the first full answer, for which `installed_s` is the time."""
+        begun = time.monotonic()
         self.helm("install", gateway__service__type="NodePort")
         self.attach()
+        self.installed_s = time.monotonic() - begun
+        TOLD.append(f"helm install with {self.values} to the first full answer: {self.installed_s:.0f} s")
+
+    def remove(self) -> None:
+        """Uninstalls and deletes the namespace, without waiting for its end."""
+        run("helm", "uninstall", self.name, "-n", self.namespace, "--ignore-not-found", "--wait", check=False)
+        run("kubectl", "delete", "namespace", self.namespace, "--wait=false", check=False)
 
     def attach(self) -> None:
         """Waits for the first full answer of what is installed."""
@@ -222,8 +238,8 @@ class Release:
         return Reply(begun, time.time() - begun, response.status, decoded)
 
     @contextmanager
-    def traffic(self, rate: float = 5.0, users: int = 400) -> Iterator[list[Reply]]:
-        """Constant-rate requests beside the block, open-loop; all replies are there when it ends."""
+    def traffic(self, what: str, rate: float = 5.0, users: int = 400) -> Iterator[list[Reply]]:
+        """Constant-rate requests beside the block, open-loop; all replies are there when it ends, told as `what`."""
         replies: list[Reply] = []
         threads: list[threading.Thread] = []
         over = threading.Event()
@@ -249,6 +265,21 @@ class Release:
             pacer.join()
             for thread in threads:
                 thread.join()
+            TOLD.append(f"{what}: {summary(replies)}")
+
+
+def summary(replies: list[Reply]) -> str:
+    """How many there were, how many were good, why some were degraded, and how long they took."""
+    good = [reply for reply in replies if reply.ok]
+    reasons = Counter(reason for reply in good for reason in reply.reasons)
+    whole = sum(not reply.reasons for reply in good)
+    told = f"{len(replies)} requests, {len(good)} answered 200 with a list, {whole} of them whole"
+    if reasons:
+        told += f" ({', '.join(f'{reason} {count}' for reason, count in reasons.most_common())})"
+    if len(replies) > 1:
+        cuts = statistics.quantiles((reply.seconds * 1000.0 for reply in replies), n=100)
+        told += f"; p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms"
+    return told
 
 
 def failures(replies: list[Reply]) -> list[str]:

@@ -7,19 +7,16 @@ import json
 import math
 import re
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_release import CHART, Release, Reply
+from e2e_release import CHART, RECGRAPH, Release, Reply
 
 from recgraph.release import arms as arms_of
 
-COMMAND = str(Path(sys.executable).with_name("recgraph"))
 USERS = [f"u_{number}" for number in range(2000)]
 IN_FORCE_S = 2.0
 
@@ -27,7 +24,7 @@ IN_FORCE_S = 2.0
 def _recgraph(release: Release, *arguments: str, codes: Iterable[int] = (0,)) -> str:
     """`recgraph canary ...` as a release manager types it."""
     act, *rest = arguments
-    command = [COMMAND, "canary", act, release.name, *rest, "-n", release.namespace, "--chart", str(CHART)]
+    command = [RECGRAPH, "canary", act, release.name, *rest, "-n", release.namespace, "--chart", str(CHART)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000.0, check=False)
     assert done.returncode in codes, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -132,7 +129,7 @@ def test_a_plan_shows_what_would_be_and_changes_nothing(release: Release, second
 
 def test_start_5_and_50_under_traffic(release: Release, second: str) -> None:
     bundles = {"stable": "first", "canary": second}
-    with release.traffic() as replies:
+    with release.traffic("canary 0, 5, 50") as replies:
         serving = _pods(release)
         _recgraph(release, "start", "--bundle", second)
         assert serving.items() <= _pods(release).items(), "starting a canary restarts nothing"
@@ -168,7 +165,7 @@ def test_start_5_and_50_under_traffic(release: Release, second: str) -> None:
 def test_abort_under_traffic(release: Release, second: str) -> None:
     bundles = {"stable": "first", "canary": second}
     stable = _pods(release, "recgraph.io/bundle=first") | _pods(release, "recgraph.io/stage=entry")
-    with release.traffic() as replies:
+    with release.traffic("canary abort") as replies:
         time.sleep(5.0)
         begun = time.time()
         _recgraph(release, "abort")
@@ -184,7 +181,7 @@ def test_abort_under_traffic(release: Release, second: str) -> None:
 
 
 def test_a_weight_is_in_force_within_two_seconds_and_promote_under_traffic(release: Release, second: str) -> None:
-    with release.traffic() as replies:
+    with release.traffic("canary 5, 50, promote") as replies:
         _recgraph(release, "start", "--bundle", second, "--weight", "5")
         _entry_exec(release, "recgraph.release", "weight", "50")
         published = time.time()

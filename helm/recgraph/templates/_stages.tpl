@@ -20,7 +20,16 @@ A component is a stage's transformer or predictor. entry has a predictor only an
 
 {{/* One component's values over the defaults, as YAML. */}}
 {{- define "recgraph.componentValues" -}}
-{{- toYaml (mergeOverwrite (deepCopy .root.Values.stageDefaults) (deepCopy (get .stage .kind | default dict))) -}}
+{{- $defaults := deepCopy .root.Values.stageDefaults -}}
+{{- if include "recgraph.hasModel" (dict "stage" .stage.name "kind" .kind) -}}
+{{- $defaults = mergeOverwrite $defaults (deepCopy .root.Values.predictorDefaults) -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $defaults (deepCopy (get .stage .kind | default dict))) -}}
+{{- end -}}
+
+{{/* Not empty for a component that runs a model: every predictor but entry's. */}}
+{{- define "recgraph.hasModel" -}}
+{{- if and (eq .kind "predictor") (ne .stage "entry") }}true{{ end -}}
 {{- end -}}
 
 {{- define "recgraph.stageLabels" -}}
@@ -86,12 +95,17 @@ exec python -P -m "$0" "$@"
 - name: RECGRAPH_BUDGETS__{{ upper $name }}
   value: {{ $ms | quote }}
 {{- end }}
+{{- if include "recgraph.hasModel" . }}
 - name: RECGRAPH_TORCH_THREADS
-  value: {{ .values.threads | quote }}
+  value: {{ .values.threadsPerWorker | quote }}
 - name: OMP_NUM_THREADS
-  value: {{ .values.threads | quote }}
+  value: {{ .values.threadsPerWorker | quote }}
 - name: RECGRAPH_EXECUTOR_WORKERS
   value: {{ .values.workers | quote }}
+{{- else }}
+- name: OMP_NUM_THREADS
+  value: "1"
+{{- end }}
 - name: RECGRAPH_MAX_IN_FLIGHT
   value: {{ .values.maxInFlight | quote }}
 - name: RECGRAPH_DRAIN_S
@@ -109,7 +123,7 @@ exec python -P -m "$0" "$@"
 {{- $values := include "recgraph.componentValues" . | fromYaml -}}
 {{- $isvc := include "recgraph.isvc" (dict "root" $root "stage" $name "bundle" .bundle) -}}
 {{- $arguments := dict "root" $root "stage" $name "kind" .kind "bundle" .bundle "values" $values -}}
-{{- $grpc := and (eq .kind "predictor") (ne $name "entry") -}}
+{{- $grpc := include "recgraph.hasModel" (dict "stage" $name "kind" .kind) -}}
 minReplicas: {{ $values.replicas }}
 maxReplicas: {{ max $values.replicas $values.autoscaling.maxReplicas }}
 {{- if $values.autoscaling.maxReplicas }}
