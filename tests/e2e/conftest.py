@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode has no package for the helpers beside this file
 
-from e2e_release import TOLD, Release, kubectl_json
+from e2e_release import TOLD, Release, keep, kubectl_json
 
 
 def _missing(config: pytest.Config) -> str:
@@ -95,5 +95,5 @@ def release(address: str) -> Iterator[Release]:
             found.install()
         yield found
     finally:
-        if not given and os.environ.get("RECGRAPH_E2E_KEEP") != "1":
+        if not given and not keep():
             found.remove()

@@ -36,6 +36,11 @@ def run(*command: str, check: bool = True, timeout: float = 600.0) -> str:
     return done.stdout if check else done.stdout + done.stderr
 
 
+def keep() -> bool:
+    """Whether a release is left when its tests are over."""
+    return os.environ.get("RECGRAPH_E2E_KEEP") == "1"
+
+
 def kubectl_json(*arguments: str) -> Any:
     """What kubectl says, as JSON."""
     return json.loads(run("kubectl", *arguments, "-o", "json"))

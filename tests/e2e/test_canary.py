@@ -6,7 +6,9 @@ import http.client
 import json
 import math
 import re
+import shlex
 import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -26,6 +28,7 @@ def _recgraph(release: Release, *arguments: str, codes: Iterable[int] = (0,)) ->
     act, *rest = arguments
     command = [RECGRAPH, "canary", act, release.name, *rest, "-n", release.namespace, "--chart", str(CHART)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000.0, check=False)
+    sys.stdout.write(f"$ {shlex.join(command)}\n{done.stderr}{done.stdout}\n")  # pytest -rP shows the acts
     assert done.returncode in codes, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
