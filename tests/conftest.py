@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import redis
+import uvloop
 
 from recgraph.redis_process import RedisProcess, start_redis
 
 # A busy machine must not fail an example for taking long; the timeout per test is the bound.
 hypothesis.settings.register_profile("recgraph", deadline=None)
 hypothesis.settings.load_profile("recgraph")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Async tests run on the loop of the serving processes."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 import recgraph
-from recgraph.bench.load import Load, run, summarize
+from recgraph.bench.load import Load, measure, summarize
 from recgraph.bundle import Bundle
 from recgraph.contract import Answer
 from recgraph.data import movielens, sources, synthetic
@@ -282,7 +282,7 @@ class Demo:
         load = Load(f"{state.url}/", users, rate=options.rate, duration_s=options.bench_s, seed=options.seed)
 
         def work() -> tuple[dict[str, Any], str]:
-            result = summarize(load, asyncio.run(run(load)))
+            result = summarize(load, measure(load))
             whole, requests = result["latency_ms"]["whole"], result["requests"]
             result["memory_mib"] = round(sum(row.memory_mib for row in runner.status(state)), 1)
             words = f"{requests['sent']} requests at {load.rate:g}/s: p50 {whole['p50']} ms, p99 {whole['p99']} ms"

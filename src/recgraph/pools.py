@@ -12,7 +12,9 @@ from recgraph.bundle.store import Pools
 from recgraph.cache import Cache, PoolKind
 from recgraph.errors import StageFailure
 
-_LIMIT: Final = 5_000
+_AT_LEAST: Final = 500
+"""Items that are read of a pool at least. More are read where more are asked for: a pool of thousands takes
+milliseconds, and whatever request comes meanwhile waits for them."""
 _REFRESH_TIMEOUT_S: Final = 1.0
 
 
@@ -28,6 +30,7 @@ class PoolSource(Protocol):
 class _Entry:
     items: list[str]
     loaded_at: float
+    limit: int
     refresh: asyncio.Task[None] | None = None
 
 
@@ -53,16 +56,23 @@ class CachedPools:
         if entry is None:
             if timeout_s <= 0:
                 return self._of_bundle(scene, kind)[:limit]
-            entry = _Entry(self._of_bundle(scene, kind), self._monotonic())
+            entry = _Entry(self._of_bundle(scene, kind), self._monotonic(), max(2 * limit, _AT_LEAST))
             self._entries[scene, kind] = entry
             await self._load(scene, kind, entry, timeout_s)
-        elif self._monotonic() - entry.loaded_at > self._refresh_s and (entry.refresh is None or entry.refresh.done()):
+        elif self._outgrown(entry, limit) and (entry.refresh is None or entry.refresh.done()):
             entry.refresh = asyncio.get_running_loop().create_task(self._load(scene, kind, entry, _REFRESH_TIMEOUT_S))
         return entry.items[:limit]
 
+    def _outgrown(self, entry: _Entry, limit: int) -> bool:
+        """Whether a pool is to be read again: it is old, or more of it is wanted than before."""
+        grown = limit > entry.limit
+        if grown:
+            entry.limit = 2 * limit
+        return grown or self._monotonic() - entry.loaded_at > self._refresh_s
+
     async def _load(self, scene: str, kind: PoolKind, entry: _Entry, timeout_s: float) -> None:
         try:
-            items = await self._cache.pool(scene, kind, _LIMIT, timeout_s)
+            items = await self._cache.pool(scene, kind, entry.limit, timeout_s)
         except StageFailure:
             items = []
         entry.loaded_at = self._monotonic()

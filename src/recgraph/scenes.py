@@ -92,7 +92,7 @@ class Exclude(_Config):
 class Cap(_Config):
     """At most `max` items of one category among any `window` consecutive places."""
 
-    max: int = Field(default=4, ge=1)
+    max: int = Field(default=5, ge=1)
     window: int = Field(default=10, ge=1)
 
 

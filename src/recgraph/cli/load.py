@@ -25,6 +25,10 @@ def load(
     warmup: Annotated[float, typer.Option(min=0.0, help="Seconds before it that do not count.")] = 5.0,
     users: Annotated[Path | None, typer.Option(help="File of user ids, one a line; else HOME/world's users.")] = None,
     unknown: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of requests for unknown users.")] = 0.05,
+    explain: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of requests that ask to explain; the stages' times are theirs."),
+    ] = 0.2,
     scene: SceneOption = SCENE,
     seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds after which a request has failed.")] = 5.0,
@@ -53,6 +57,7 @@ def load(
             duration_s=duration,
             warmup_s=warmup,
             unknown=unknown,
+            explain=explain,
             timeout_s=timeout,
             seed=seed,
         )

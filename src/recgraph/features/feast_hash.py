@@ -43,8 +43,8 @@ _MICROSECONDS = 1_000_000
 class FeastHashReader:
     """See `reader.FeatureReader` for the contract."""
 
-    def __init__(self, url: str, project: str, *, max_connections: int = 32) -> None:
-        self._store = OnlineStoreClient(url, max_connections=max_connections)
+    def __init__(self, url: str, project: str) -> None:
+        self._store = OnlineStoreClient(url)
         self._project = project.encode()
 
     async def read(
@@ -55,12 +55,11 @@ class FeastHashReader:
         prefix = _entity_prefix(entity)
         rows: list[list[bytes | None]] = []
         if ids and views:
-            pipe = self._store.get().pipeline(transaction=False)
-            for entity_id in ids:
-                encoded = entity_id.encode()
-                key = prefix + struct.pack("<I", len(encoded)) + encoded + self._project
-                pipe.execute_command("HMGET", key, *fields)
-            rows = await self._store.call(pipe.execute(), timeout_s)
+            keys = [
+                prefix + struct.pack("<I", len(encoded)) + encoded + self._project
+                for encoded in (entity_id.encode() for entity_id in ids)
+            ]
+            rows = await self._store.ask([("HMGET", key, *fields) for key in keys], timeout_s)
         columns = list(zip(*rows, strict=True)) if rows else [() for _ in fields]
         blocks, at = {}, 0
         for view in views:

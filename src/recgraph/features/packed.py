@@ -18,8 +18,8 @@ def blob_prefix(project: str, view: str) -> bytes:
 class PackedReader:
     """Reads what `online_store.PackedRedisOnlineStore` writes. See `reader.FeatureReader` for the contract."""
 
-    def __init__(self, url: str, project: str, *, max_connections: int = 32) -> None:
-        self._store = OnlineStoreClient(url, max_connections=max_connections)
+    def __init__(self, url: str, project: str) -> None:
+        self._store = OnlineStoreClient(url)
         self._project = project
 
     async def read(
@@ -30,7 +30,7 @@ class PackedReader:
             return {view.role: codec_of(view).decode([None] * len(ids), now_s=now_s) for view in views}
         prefixes = [blob_prefix(self._project, view.name).decode() for view in views]
         keys = [prefix + entity_id for prefix in prefixes for entity_id in ids]
-        blobs = await self._store.call(self._store.get().mget(keys), timeout_s)
+        (blobs,) = await self._store.ask([("MGET", *keys)], timeout_s)
         rows = len(ids)
         return {
             view.role: codec_of(view).decode(blobs[at : at + rows], now_s=now_s)

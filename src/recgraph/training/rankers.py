@@ -36,7 +36,9 @@ _PAGE = 20
 class RankingConfig:
     """Sizes of the training. Chosen on MovieTweetings, for about five minutes on two cores."""
 
-    requests: int = 5000
+    requests: int = 8000
+    """Past requests to learn from. With 8000 instead of 5000, coarse's cut to 300 kept 0.635 instead of 0.629 of what
+    was clicked in the last tenth of MovieTweetings' history."""
     rerank_share: float = 0.2
     """Share of the users that rerank, instead of fine, learns from."""
     step_us: int = 2 * DAY_US + DAY_US // 2
@@ -50,7 +52,9 @@ class RankingConfig:
     pair_window: int = 50
     pair_neighbours: int = 200
     coarse_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
-    fine_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
+    fine_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=3, learning_rate=2e-3))
+    """Shorter and slower than coarse's. NDCG@20 on the last tenth of MovieTweetings' history (live popularity 0.162),
+    one fit each: 0.1744 with 5 epochs at 4e-3, 0.1757 with 3, 0.1772 with 3 at 2e-3; two fits differ by about 0.002."""
     rerank_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=4, learning_rate=1e-3))
     rerank_held_out: float = 0.4
     """Share of rerank's lists that decide how much its correction counts."""

@@ -22,7 +22,7 @@ class _Redis(NoCache):
         self.asked += 1
         if self.items is None:
             raise StageFailure("cache_unavailable")
-        return self.items
+        return self.items[:limit]
 
 
 async def test_redis_comes_first_and_is_asked_once_per_period() -> None:
@@ -60,3 +60,14 @@ async def test_the_snapshot_stands_in_for_what_was_never_read() -> None:
     await pools.pool("s", "hot", 9, 1.0)
     await asyncio.sleep(0)
     assert await pools.pool("s", "hot", 9, 1.0) == ["r1"]
+
+
+async def test_as_much_of_a_pool_is_read_as_is_asked_for() -> None:
+    cache = _Redis([f"r{number}" for number in range(5000)])
+    pools = CachedPools(cache, SNAPSHOT, refresh_s=10.0, monotonic=lambda: 0.0)
+    assert len(await pools.pool("s", "hot", 300, 1.0)) == 300
+    assert len(await pools.pool("s", "hot", 600, 1.0)) == 600
+    assert len(await pools.pool("s", "hot", 2000, 1.0)) == 600, "what is in memory, and more from the next request on"
+    await asyncio.sleep(0)
+    assert len(await pools.pool("s", "hot", 2000, 1.0)) == 2000
+    assert cache.asked == 2

@@ -85,7 +85,11 @@ async def test_users_are_known_and_some_unknown_and_the_same_for_a_seed(server: 
     unknown = [user for user in first if user not in ("a", "b")]
     assert 0 < len(unknown) < len(first) / 2
     assert {"a", "b"} < set(first)
-    assert all(seen["explain"] for seen in server.seen)
+
+
+async def test_a_share_of_the_requests_asks_to_explain(server: Server) -> None:
+    await run(load(server, explain=0.2))
+    assert [bool(seen["explain"]) for seen in server.seen] == [number % 5 == 0 for number in range(60)]
 
 
 async def test_a_stall_shows_in_every_request_that_it_delayed(server: Server) -> None:
