@@ -15,14 +15,20 @@ import psutil
 
 from recgraph.bundle.store import Bundle, latest
 from recgraph.cache import publish_pools
+from recgraph.local import client
 from recgraph.local.plan import HOST, Cluster, plans
 from recgraph.local.state import ProcessRecord, State, forget_state, load_state, record, save_state
 from recgraph.local.supervise import LocalError, check_alive, is_ready, memory_bytes, start, stop, wait_ready
 from recgraph.redis_process import RedisProcess, start_redis
+from recgraph.scenes import parse_scenes
 
 Report = Callable[[str], None]
 GRACE_S: Final = 10.0
 CACHES_MB: Final = 256
+_WARM_REQUESTS: Final = 20
+_ENOUGH: Final = 3
+_WARM_USER: Final = "recgraph_warm_up"
+"""Nobody: what is remembered for this user is shown to no one."""
 _LOADING_S: Final = 120.0
 """For Redis to read the features of ten million items again."""
 FEATURES, CACHES = "redis-features", "redis-caches"
@@ -163,7 +169,28 @@ def _start_all(options: Options, bundle: Bundle, started: list[ProcessRecord], r
         started.append(start(plan, options.run / "logs"))
         save_state(options.run, state)  # so that `down` finds everything even if this process is killed
     wait_ready(started, options.timeout_s, lambda name: report(f"{name} is ready"))
+    _warm(options, report)
     return state
+
+
+def _warm(options: Options, report: Report) -> None:
+    """Asks the whole graph until it answers in full: every stage has warmed up alone, the way between them has not.
+
+    What it says instead is reported and no error: a graph that degrades is up.
+    """
+    scene = next(iter(parse_scenes(options.scenes.read_text(encoding="utf-8"), str(options.scenes))))
+    full, last = 0, ""
+    for _ in range(_WARM_REQUESTS):
+        try:
+            answer = client.ask(options.port, _WARM_USER, scene, explain=False)
+        except client.GraphError as error:
+            report(f"the graph's first answer: {error}")
+            return
+        full = 0 if answer.degraded else full + 1
+        if full == _ENOUGH:
+            return
+        last = ", ".join(f"{entry.stage} {entry.reason}" for entry in answer.degraded) or last
+    report(f"the graph's first answers are degraded: {last}")
 
 
 def _start_redis(run: Path, name: str, started: list[ProcessRecord]) -> RedisProcess:

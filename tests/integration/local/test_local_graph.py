@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -130,6 +131,7 @@ def test_features_survive_down_and_nothing_else_does(workspace: Workspace) -> No
     assert "is down" in workspace.recgraph("local", "status", "--home", str(workspace.home), code=1)
     workspace.up()
     assert _features(workspace) == size
+    assert _answered(workspace) >= 3, "the way between the stages is warm when `up` returns"
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -138,6 +140,17 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _answered(workspace: Workspace) -> float:
+    """Pages that the graph has answered since its start."""
+    state = json.loads((workspace.home / "run" / "state.json").read_text())
+    port = next(one["port"] for one in state["processes"] if one["name"] == "rerank-transformer")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith("recgraph_requests_total")
+    )
 
 
 def _features(workspace: Workspace) -> int:
