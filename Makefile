@@ -57,8 +57,8 @@ format: setup ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 
 bench: setup demo ## The figures of the hot path
-	$(RECGRAPH) bench features --bundle $(HOME_DIR)/demo/bundles/latest
-	$(RECGRAPH) bench fine --bundle $(HOME_DIR)/demo/bundles/latest
+	$(RECGRAPH) bench features --bundle $(HOME_DIR)/demo/bundles
+	$(RECGRAPH) bench fine --bundle $(HOME_DIR)/demo/bundles
 	$(RECGRAPH) bench faiss
 
 lock: ## Resolve all dependencies anew into constraints.txt

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from recgraph.bundle.manifest import MANIFEST
+from recgraph.bundle.store import latest
 from recgraph.cli.load import load
 from recgraph.cli.output import errors, print_json, print_table, progress
 from recgraph.data.progress import Progress, silent
@@ -17,13 +19,21 @@ app = typer.Typer(help="Measure what things cost on this machine; without a comm
 app.callback(invoke_without_command=True)(load)
 app.command("load")(load)
 
+_BUNDLE = "a bundle, or a folder of bundles, whose newest is taken."
+
+
+def _bundle(path: Path) -> Path:
+    """The bundle at a path. Raises BundleError where there is none."""
+    return path if (path / MANIFEST).exists() else latest(path)
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 @app.command()
 def features(
     items: Annotated[list[int], typer.Option(min=1, help="Items per read; may be repeated.")] = [300, 2000],  # noqa: B006
-    bundle: Annotated[Path | None, typer.Option(help="A bundle: also print the ledger of a fine rank.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help=f"Also print the ledger of a fine rank: {_BUNDLE}")] = None,
     repo: Annotated[Path, typer.Option(help="The folder of the feature definitions.")] = Path("feast_repo"),
     json: JsonOption = False,
 ) -> None:
@@ -33,7 +43,7 @@ def features(
 
     with errors():
         progress("filling an online store ...")
-        result = bench.run(repo, items, bundle)
+        result = bench.run(repo, items, bundle and _bundle(bundle))
     if json:
         print_json(result)
         return
@@ -56,7 +66,7 @@ def features(
 
 @app.command()
 def fine(
-    bundle: Annotated[Path, typer.Option(help="The bundle whose fine model is measured.")],
+    bundle: Annotated[Path, typer.Option(help=f"Whose fine model is measured: {_BUNDLE}")],
     candidates: Annotated[int, typer.Option(min=1, max=5000, help="Candidates of one request.")] = 300,
     json: JsonOption = False,
 ) -> None:
@@ -66,7 +76,7 @@ def fine(
 
     with errors():
         progress("measuring ...")
-        result = bench.run(bundle, candidates)
+        result = bench.run(_bundle(bundle), candidates)
     if json:
         print_json(result)
         return

@@ -64,6 +64,6 @@ def test_the_budgets_are_a_timetable() -> None:
 
 
 def test_budgets_that_do_not_fit_the_whole_are_refused() -> None:
-    with pytest.raises(ValidationError, match="add up to 130 ms, the whole has 100"):
+    with pytest.raises(ValidationError, match="add up to 135 ms, the whole has 100"):
         Budgets(fine=60.0)
-    assert Budgets(fine=60.0, whole=130.0).fine == 60.0
+    assert Budgets(fine=60.0, whole=135.0).fine == 60.0

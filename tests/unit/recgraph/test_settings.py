@@ -18,7 +18,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_one_budget_can_be_set_alone(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("RECGRAPH_BUDGETS__FINE", "20")
     budgets = Settings().budgets  # type: ignore[call-arg]
-    assert (budgets.fine, budgets.recall) == (20.0, 25.0)
+    assert (budgets.fine, budgets.recall) == (20.0, 32.0)
 
 
 def test_passwords_are_hidden_and_settings_frozen(environment: pytest.MonkeyPatch) -> None:
