@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+
+sys.path.insert(0, str(Path(__file__).parent))  # -P leaves it out
+
 from e2e_release import kubectl_json
 
 from recgraph.bundle import Bundle
@@ -189,7 +192,7 @@ def services(namespace: str, release: str) -> dict[str, str]:
     for stage in ("entry", *LOAD):
         addresses[stage] = f"http://{found[f'{full}-{stage}-stable']['clusterIP']}"
     pods = kubectl_json("-n", namespace, "get", "pods", "-l", "recgraph.io/role=predictor")["items"]
-    for pod in pods:
+    for pod in (one for one in pods if "deletionTimestamp" not in one["metadata"]):
         addresses[f"{pod['metadata']['labels']['recgraph.io/stage']}-grpc"] = f"{pod['status']['podIP']}:8081"
     return addresses
 
