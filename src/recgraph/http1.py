@@ -131,13 +131,16 @@ class Connection(asyncio.Protocol):
         self.answered = self._received = False
         self._response = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
         self._transport.write(request)
         try:
-            return await self._waiter
-        finally:
-            if self._response is None:
+            return await waiter
+        except BaseException:
+            # Once answered, the connection may be another exchange's before this one gets to run again.
+            if self._waiter is waiter:
                 self.close()
+            raise
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------------
 

@@ -164,3 +164,18 @@ def test_targets(url: str, parts: tuple[object, ...]) -> None:
 def test_what_is_no_target(url: str) -> None:
     with pytest.raises(ValueError, match=r"scheme|Port"):
         parse_target(url)
+
+
+async def test_a_connection_may_be_the_next_exchanges_before_the_last_one_has_its_answer(
+    pool: Pool, server: Server
+) -> None:
+    server.scripts = [[OK], [OK]]
+    target = parse_target(server.url)
+    connection = await pool.connection(target)
+    first = asyncio.create_task(connection.exchange(REQUEST))
+    while not connection.idle_since_s:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not first.done()
+    assert await pool.connection(target) is connection
+    assert (await connection.exchange(REQUEST)).body == b"ok"
+    assert (await first).body == b"ok"
