@@ -59,6 +59,15 @@ def parse_target(url: str) -> Target:
     return Target(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc.rpartition("@")[2], path)
 
 
+def json_post(target: Target, body: bytes) -> bytes:
+    """Head and body of a POST of JSON, for `Connection.exchange`."""
+    head = (
+        f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 class Pool:
     """Connections by host and port, the one used last first; one that was idle for `idle_s` is closed."""
 

@@ -29,7 +29,7 @@ from e2e_release import kubectl_json
 from recgraph.bundle import Bundle
 from recgraph.cache import NoCache
 from recgraph.clock import DataClock
-from recgraph.http1 import Pool, parse_target
+from recgraph.http1 import Pool, json_post, parse_target
 from recgraph.models import coarse, fine, recall, rerank
 from recgraph.models.base import StageModel, Tensors
 from recgraph.pools import CachedPools
@@ -127,8 +127,7 @@ class Ways:
     async def _post(self, url: str, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         target = parse_target(url)
         content = json.dumps(body, separators=(",", ":")).encode()
-        head = f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\nContent-Type: application/json\r\n"
-        request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+        request = json_post(target, content)
         begun = time.perf_counter()
         response = await (await self._pool.connection(target)).exchange(request)
         if response.status != 200:

@@ -20,7 +20,7 @@ import numpy as np
 import uvloop
 
 from recgraph.contract import Answer
-from recgraph.http1 import Pool, Target, parse_target
+from recgraph.http1 import Pool, Target, json_post, parse_target
 
 WHOLE: Final = "whole"
 STAGES: Final = ("entry", "recall", "coarse", "fine", "rerank")
@@ -73,7 +73,7 @@ def measure(load: Load) -> list[Outcome]:
 async def run(load: Load) -> list[Outcome]:
     """Sends warm-up and load, and returns the outcomes of the load in the order of sending."""
     target = parse_target(load.url)
-    requests = [_request(target, body) for body in _bodies(load)]
+    requests = [json_post(target, body) for body in _bodies(load)]
     warm = round(load.warmup_s * load.rate)
     pool = Pool(_IDLE_S)
     begun = time.perf_counter() + 0.05
@@ -96,14 +96,6 @@ async def _wait_until(due: float) -> None:
         if left > _SPIN_S:
             time.sleep(_STEP_S)  # noqa: ASYNC251
         await asyncio.sleep(0)
-
-
-def _request(target: Target, body: bytes) -> bytes:
-    head = (
-        f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 async def _send(pool: Pool, target: Target, request: bytes, due: float, timeout_s: float) -> Outcome:
