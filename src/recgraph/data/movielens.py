@@ -30,6 +30,7 @@ MAX_TIME = 4_102_444_800
 """2100-01-01; a time in milliseconds is above it."""
 DEFAULT_THRESHOLD = 7.0
 """A rating of at least this is a click: for scales up to 10 (MovieTweetings). MovieLens goes up to 5: take 4."""
+_ITEM_FORM, _RATING_FORM = "item::title (year)::genre|genre", "user::item::rating::unix_time"
 _NO_GENRE = "(no genres listed)"
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _YEAR = re.compile(r"\((1[89][0-9]{2}|2[01][0-9]{2})\)\s*$")
@@ -64,6 +65,11 @@ class _Report:
         self.skipped += 1
         if len(self.problems) < _KEPT_PROBLEMS:
             self.problems.append(problem)
+
+    def nothing_usable(self, path: Path, form: str) -> DataError:
+        """What to raise for a file that gave nothing, with its first problem: most likely all lines have it."""
+        first = next((f"; {problem}" for problem in self.problems if problem.path == path), "")
+        return DataError(f"{path}: no usable line (expected {form}){first}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ def _number(text: str, what: str, low: float, high: float) -> float:
 
 
 def _parse_item(text: str) -> _Item:
-    item_id, title, genres = _fields(text, 3, "item::title (year)::genre|genre")
+    item_id, title, genres = _fields(text, 3, _ITEM_FORM)
     year = _YEAR.search(title)
     names = [] if genres == _NO_GENRE else [name for name in genres.split("|") if name]
     return _Item(_id(item_id, "item"), title, list(dict.fromkeys(names)), int(year.group(1)) if year else None)
@@ -195,7 +201,7 @@ def _read_items(path: Path, report: _Report, progress: Progress) -> list[_Item]:
             continue
         found[item.item_id] = item
     if not found:
-        raise DataError(f"{path}: no usable line (expected item::title (year)::genre|genre)")
+        raise report.nothing_usable(path, _ITEM_FORM)
     return sorted(found.values(), key=lambda item: item.item_id.encode())
 
 
@@ -211,7 +217,7 @@ class _Ratings:
 
     def take(self, number: int, text: str) -> None:
         """Adds one line, or raises _BadLine and adds nothing."""
-        user, item, rating, time = _fields(text, 4, "user::item::rating::unix_time")
+        user, item, rating, time = _fields(text, 4, _RATING_FORM)
         _id(user, "user")
         row = self._item_rows.get(_id(item, "item"))
         if row is None:
@@ -238,7 +244,7 @@ def _read_ratings(
         except _BadLine as error:
             report.add(path, number, str(error))
     if not columns.time:
-        raise DataError(f"{path}: no usable line (expected user::item::rating::unix_time)")
+        raise report.nothing_usable(path, _RATING_FORM)
     user, item, time = (np.array(c, np.int64) for c in (columns.user, columns.item, columns.time))
     keep = _without_repeats(
         user, item, time, lambda k: report.add(path, columns.line[k], "repeats user, item and time")

@@ -23,6 +23,8 @@ from recgraph.errors import DataError
 DEFAULT_END_S = 1_767_225_600
 """2026-01-01T00:00Z: fixed, so that a seed gives the same files on any day."""
 MIN_ITEMS, MAX_ITEMS = 1_000, 10_000_000
+_FEWEST_PER_DAY = 20
+"""Impressions. Sessions are rounded per quarter of a day: with fewer, whole days go empty."""
 _SLOTS = (0.12, 0.24, 0.29, 0.35)
 """Shares of a day's sessions in its four quarters (UTC)."""
 _PAGE = 10
@@ -55,14 +57,15 @@ def parameters(
     end: int = DEFAULT_END_S,
 ) -> WorldParameters:
     """Parameters with defaults that follow the number of items: a user per four items (at most 500,000) and 160
-    impressions per user (at most 10 million). Raises DataError for sizes that make no world."""
+    impressions per user (at least 20 a day, at most 10 million). Raises DataError for sizes that make no world."""
     users = users if users is not None else min(500_000, max(250, items // 4))
-    events = events if events is not None else min(10_000_000, 160 * users)
+    fewest = max(1_000, _FEWEST_PER_DAY * days)
+    events = events if events is not None else min(10_000_000, max(fewest, 160 * users))
     limits = {
         "items": (items, MIN_ITEMS, MAX_ITEMS),
         "users": (users, 10, 10_000_000),
-        "events": (events, 1_000, 200_000_000),
         "days": (days, 7, 365),
+        "events": (events, fewest, 200_000_000),
         "seed": (seed, 0, 2**63 - 1),
         "end": (end, 400 * 86_400, 4_102_444_800),
     }

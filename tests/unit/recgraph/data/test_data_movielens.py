@@ -138,9 +138,18 @@ def test_threshold_for_five_stars(tmp_path: Path) -> None:
         run(tmp_path, threshold=float("nan"))
 
 
-@pytest.mark.parametrize(("ratings", "items"), [("", ITEMS), (RATINGS, "\n"), ("x\n", ITEMS)])
-def test_nothing_usable(tmp_path: Path, ratings: str, items: str) -> None:
-    with pytest.raises(DataError, match="no usable line"):
+@pytest.mark.parametrize(
+    ("ratings", "items", "first"),
+    [
+        ("", ITEMS, ""),
+        (RATINGS, "\n", ""),
+        ("x\n", ITEMS, r"; .*/ratings\.dat:1: 1 fields instead of 4 .*"),
+        ("\nu1::7::8::1\n" * 9, ITEMS + "x\n", r"; .*/ratings\.dat:2: item '7' is not in items\.dat"),
+        (b"\x1f\x8b", ITEMS, r"; .*/ratings\.dat:1: byte 0x8b at position 1 is not UTF-8"),
+    ],
+)
+def test_nothing_usable(tmp_path: Path, ratings: str | bytes, items: str, first: str) -> None:
+    with pytest.raises(DataError, match=rf"no usable line \(expected [^)]*\)?[^)]*\){first}$"):
         run(tmp_path, ratings, items)
 
 

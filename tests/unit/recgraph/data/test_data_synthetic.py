@@ -106,6 +106,8 @@ def test_tastes_tell_more_than_popularity_and_both_tell_something(world: World) 
         ({"items": 999}, "items 999 is not between 1000 and 10000000"),
         ({"users": 0}, "users 0 is not"),
         ({"events": 5}, "events 5 is not"),
+        ({"events": 1_199}, "events 1199 is not between 1200"),
+        ({"events": 7_299, "days": 365}, "events 7299 is not between 7300"),
         ({"days": 1}, "days 1 is not"),
         ({"seed": -1}, "seed -1 is not"),
     ],
@@ -113,6 +115,15 @@ def test_tastes_tell_more_than_popularity_and_both_tell_something(world: World) 
 def test_sizes_that_make_no_world(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         parameters(**sizes)
+
+
+@pytest.mark.parametrize("days", [7, 60, 365])
+def test_the_fewest_events_still_happen_on_every_day(days: int) -> None:
+    size = parameters(1_000, 10, days=days)
+    log = make_world(size).log
+    assert size.events == max(20 * days, 1_600)
+    assert 0.4 * size.events <= len(log) <= 1.2 * size.events
+    assert len(np.unique(log.time_us // DAY_US)) == days
 
 
 def test_defaults_follow_the_items() -> None:
