@@ -3,7 +3,7 @@
 from recgraph.bundle.idmap import IdMap
 from recgraph.bundle.manifest import FORMAT_VERSION, STAGES, DataWindow, FileEntry, Lineage, Manifest
 from recgraph.bundle.store import Bundle, Pools, latest, resolve
-from recgraph.bundle.writer import BundleWriter
+from recgraph.bundle.writer import BundleWriter, check_version
 
 __all__ = [
     "FORMAT_VERSION",
@@ -16,6 +16,7 @@ __all__ = [
     "Lineage",
     "Manifest",
     "Pools",
+    "check_version",
     "latest",
     "resolve",
 ]

@@ -86,7 +86,7 @@ class BundleWriter:
                 raise BundleError(f"{self.path}: the stage {stage!r} is missing")
         manifest = Manifest(
             format_version=FORMAT_VERSION,
-            version=_checked_version(version) if version else content_version(files),
+            version=check_version(version) if version is not None else content_version(files),
             created=(created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="microseconds"),
             feature_schema_hash=features.schema_hash,
             files=files,
@@ -113,7 +113,8 @@ class BundleWriter:
         return self.path.rename(target)
 
 
-def _checked_version(version: str) -> str:
+def check_version(version: str) -> str:
+    """The name of a bundle. Raises BundleError for one that cannot be a folder, or means something else."""
     if version == "latest" or not _VERSION.fullmatch(version):
         raise BundleError(
             f"bundle version {version!r}: use letters, digits, '.', '_' and '-', at most 63, and not 'latest'"

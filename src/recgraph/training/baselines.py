@@ -24,14 +24,15 @@ class Popularity:
     frozen_us: int | None
 
     def top(self, request: Request, seen: Ints, k: int) -> Ints:
-        """The best k item rows for a request, less what the user has seen."""
+        """The best k item rows for a request, less what the user has seen; fewer where there are not so many."""
         end = request.time_us if self.frozen_us is None else self.frozen_us
         start = 0 if self.window_us is None else max(0, end - self.window_us)
         part = self.log.between(start, end)
         counts = np.bincount(part.item_row, minlength=self.log.items).astype(np.float64)
         counts[~self.allowed] = -1.0
         counts[seen] = -1.0
-        return np.argsort(-counts, kind="stable")[:k].astype(np.int64)
+        order = np.argsort(-counts, kind="stable")[:k].astype(np.int64)
+        return order[counts[order] >= 0.0]
 
 
 def baselines(log: EventLog, allowed: npt.NDArray[np.bool_], split_us: int) -> dict[str, Popularity]:

@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from recgraph.contract import Envelope
+from recgraph.data.log import EventLog
+from recgraph.errors import DataError
 from recgraph.models.base import StageModel
 from recgraph.scenes import CHANNELS, Quotas, Rules, Scene
 from recgraph.training.baselines import Seen, baselines
+from recgraph.training.fit import AtLeast1
 from recgraph.training.metrics import auc, gauc, ndcg, paired_bootstrap, recall
 from recgraph.training.replay import Replay
 from recgraph.training.samples import Request, window_requests
@@ -30,9 +33,8 @@ CHANNEL_K = 500
 class EvaluationConfig:
     """How much to evaluate: the cascade for `requests`, the details of recall and coarse for a sample of those."""
 
-    requests: int = 4000
-    sample: int = 500
-    seed: int = 0
+    requests: AtLeast1 = 4000
+    sample: AtLeast1 = 500
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,16 @@ class _Run:
     final: list[Envelope]
 
 
+def held_out_requests(log: EventLog, split_us: int) -> list[Request]:
+    """What there is to evaluate on. Raises DataError where that is nothing."""
+    requests = window_requests(log, split_us, log.end_us + 1)
+    if not requests:
+        raise DataError("no user clicks something new after the split: there is nothing to evaluate on")
+    return requests
+
+
 async def evaluate(
-    replay: Replay, models: Models, split_us: int, config: EvaluationConfig | None = None
+    replay: Replay, models: Models, split_us: int, seed: int, config: EvaluationConfig | None = None
 ) -> dict[str, Any]:
     """The metrics for the manifest: `recall`, `coarse`, `fine`, `ndcg20`, `final_over_popular_3d_live`, `coverage`.
 
@@ -66,8 +76,8 @@ async def evaluate(
     """
     config = config or EvaluationConfig()
     log = replay.world.log
-    rng = np.random.default_rng(config.seed)
-    requests = _some(window_requests(log, split_us, log.end_us + 1), config.requests, rng)
+    rng = np.random.default_rng(seed)
+    requests = _some(held_out_requests(log, split_us), config.requests, rng)
     run = await _cascade(replay, models, requests)
     sample = _some(range(len(requests)), config.sample, rng)
     some = [requests[index] for index in sample]
@@ -85,7 +95,7 @@ async def evaluate(
         },
         "fine": _auc(replay, requests, run.fine),
         "ndcg20": {name: float(values.mean()) for name, values in quality.items()},
-        "final_over_popular_3d_live": asdict(paired_bootstrap(final, live, seed=config.seed)),
+        "final_over_popular_3d_live": asdict(paired_bootstrap(final, live, seed=seed)),
         "coverage": _coverage(replay, run.final),
     }
 

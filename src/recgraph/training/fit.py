@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from recgraph.training.samples import Samples
+
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
+Above0 = Annotated[float, msgspec.Meta(gt=0.0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+"""Types of what can be configured: `read_config` refuses what is outside."""
 
 _HIDDEN = -1e4
 _NEWTON_STEPS = 50
@@ -22,11 +30,11 @@ _NEWTON_STEPS = 50
 class FitConfig:
     """How long and how fast to learn. `batch` is in requests."""
 
-    epochs: int = 6
-    batch: int = 64
-    learning_rate: float = 4e-3
-    weight_decay: float = 1e-2
-    clip: float = 1.0
+    epochs: AtLeast1 = 6
+    batch: AtLeast1 = 64
+    learning_rate: Above0 = 4e-3
+    weight_decay: NotNegative = 1e-2
+    clip: Above0 = 1.0
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ import numpy as np
 import yaml
 
 import recgraph
-from recgraph.bundle import STAGES, BundleWriter, DataWindow, IdMap, Lineage
+from recgraph.bundle import STAGES, BundleWriter, DataWindow, IdMap, Lineage, check_version
 from recgraph.contract import Envelope
 from recgraph.data.log import EventLog
 from recgraph.data.progress import Progress, silent
@@ -27,7 +26,8 @@ from recgraph.features.schema import FeatureSet
 from recgraph.models.base import StageModel
 from recgraph.models.recall import RecallModel
 from recgraph.scenes import Scene, Scenes
-from recgraph.training.evaluate import EvaluationConfig, Models, evaluate
+from recgraph.training.evaluate import EvaluationConfig, Models, evaluate, held_out_requests
+from recgraph.training.fit import AtLeast1
 from recgraph.training.pools import pool_snapshot
 from recgraph.training.rankers import PastRecall, RankingConfig, RankingJob, train_rankers
 from recgraph.training.replay import Replay
@@ -46,17 +46,12 @@ class TrainingConfig:
     """Share of the events, by time, that models are fitted on; the rest is for the metrics."""
     scene: str = "home_feed"
     """The scene whose quotas and rules training and evaluation run with."""
-    past_recalls: int = 2
-    """Recall models of the past, whose candidates the rankers learn from."""
-    warmup_requests: int = 12
+    past_recalls: AtLeast1 = 2
+    """Recall models of the past, whose candidates the rankers learn from; without one there would be none."""
+    warmup_requests: AtLeast1 = 12
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     ranking: RankingConfig = field(default_factory=RankingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    def __post_init__(self) -> None:
-        """Without a recall model of the past there is nothing for the rankers to learn from."""
-        if self.past_recalls < 1:
-            raise ValueError(f"past_recalls {self.past_recalls} is less than 1")
 
 
 @dataclass(frozen=True)
@@ -111,23 +106,16 @@ async def train_bundle(job: TrainingJob) -> Path:
 
     Raises DataError for a data set that is too small, an unknown scene, or features that do not fit it.
     """
-    config, world = _seeded(job.config, job.seed), job.world
+    config, world = job.config, job.world
     window = time_split(world.log, config.history_share)
-    if config.scene not in job.scenes:
-        raise DataError(f"scene {config.scene!r} is not configured, known are: {', '.join(sorted(job.scenes))}")
-    replay = Replay(
-        world,
-        job.definitions.features,
-        PointInTimeReader(job.offline),
-        Scenes(job.scenes),
-        config.scene,
-        job.progress,
-    )
+    reader = PointInTimeReader(job.offline)
+    _check(job, config, window, reader)
+    replay = Replay(world, job.definitions.features, reader, Scenes(job.scenes), config.scene, job.progress)
     with BundleWriter(job.bundles) as writer:
         items = IdMap.build(writer.folder("ids/items"), _ids(world.items["item_id"]))
         IdMap.build(writer.folder("ids/users"), _ids(world.users["user_id"]))
         models = await _train(job, config, window, replay, writer, items)
-        metrics = await evaluate(replay, models, window.split, config.evaluation)
+        metrics = await evaluate(replay, models, window.split, job.seed, config.evaluation)
         for stage, envelopes in (await _warmup(job, config, replay, models)).items():
             writer.write_json(f"warmup/{stage}.json", envelopes)
         return writer.commit(
@@ -139,6 +127,17 @@ async def train_bundle(job: TrainingJob) -> Path:
         )
 
 
+def _check(job: TrainingJob, config: TrainingConfig, window: Window, reader: PointInTimeReader) -> None:
+    """Raises DataError or BundleError for what would otherwise end the run after minutes."""
+    if config.scene not in job.scenes:
+        raise DataError(f"scene {config.scene!r} is not configured, known are: {', '.join(sorted(job.scenes))}")
+    if job.version is not None:
+        check_version(job.version)
+    held_out_requests(job.world.log, window.split)
+    for view in job.definitions.features.views:
+        reader.table(view)
+
+
 async def _train(
     job: TrainingJob, config: TrainingConfig, window: Window, replay: Replay, writer: BundleWriter, items: IdMap
 ) -> Models:
@@ -147,19 +146,10 @@ async def _train(
     retrieval.save(writer.folder("recall"))
     cuts = window.past_cuts(config.past_recalls)
     past = [PastRecall(cut, _recall_at(job, config, cut).model(items, "past")) for cut in cuts]
-    ranking = RankingJob(replay, past, items, window.split, window.horizon, writer.path, config.ranking)
+    ranking = RankingJob(replay, past, items, window.split, window.horizon, writer.path, job.seed, config.ranking)
     rankers = await train_rankers(ranking, retrieval.vectors)
     recall = RecallModel.open(writer.folder("recall"), items, "training", config.retrieval.threads)
     return Models(recall, rankers.coarse, rankers.fine, rankers.rerank)
-
-
-def _seeded(config: TrainingConfig, seed: int) -> TrainingConfig:
-    """One seed for every step."""
-    return dataclasses.replace(
-        config,
-        ranking=dataclasses.replace(config.ranking, seed=seed),
-        evaluation=dataclasses.replace(config.evaluation, seed=seed),
-    )
 
 
 def _recall_at(job: TrainingJob, config: TrainingConfig, until_us: int) -> Retrieval:

@@ -18,12 +18,13 @@ import torch
 from recgraph.bundle import IdMap
 from recgraph.contract import Envelope
 from recgraph.data.log import DAY_US
+from recgraph.errors import DataError
 from recgraph.features.assembly import coarse_inputs, fine_inputs, rerank_inputs
 from recgraph.models import coarse, fine, rerank
 from recgraph.models.base import StageModel, Tensors
 from recgraph.models.nn import Normalizer
 from recgraph.models.pairs import PairTable
-from recgraph.training.fit import FitConfig, batch_of, calibrate, fit, reproducible
+from recgraph.training.fit import AtLeast0, AtLeast1, FitConfig, Share, batch_of, calibrate, fit, reproducible
 from recgraph.training.metrics import ndcg
 from recgraph.training.replay import Replay
 from recgraph.training.samples import Choice, Request, SampleBuilder, Samples, choose, past_requests
@@ -36,30 +37,29 @@ _PAGE = 20
 class RankingConfig:
     """Sizes of the training. Chosen on MovieTweetings, for about five minutes on two cores."""
 
-    requests: int = 8000
+    requests: AtLeast1 = 8000
     """Past requests to learn from. With 8000 instead of 5000, coarse's cut to 300 kept 0.635 instead of 0.629 of what
     was clicked in the last tenth of MovieTweetings' history."""
-    rerank_share: float = 0.2
+    rerank_share: Share = 0.2
     """Share of the users that rerank, instead of fine, learns from."""
-    step_us: int = 2 * DAY_US + DAY_US // 2
+    step_us: AtLeast1 = 2 * DAY_US + DAY_US // 2
     """Distance of the cuts of the history."""
-    coarse_head: int = 300
-    coarse_negatives: tuple[int, int] = (32, 32)
+    coarse_head: AtLeast0 = 300
+    coarse_negatives: tuple[AtLeast0, AtLeast0] = (32, 32)
     """Negatives among the hottest `coarse_head` candidates and among the rest."""
-    fine_head: int = 100
-    fine_negatives: tuple[int, int] = (20, 20)
+    fine_head: AtLeast0 = 100
+    fine_negatives: tuple[AtLeast0, AtLeast0] = (20, 20)
     """Negatives among the `fine_head` that coarse likes best and among the rest."""
-    pair_window: int = 50
-    pair_neighbours: int = 200
+    pair_window: AtLeast1 = 50
+    pair_neighbours: AtLeast1 = 200
     coarse_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=5))
     fine_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=3, learning_rate=2e-3))
     """Shorter and slower than coarse's. NDCG@20 on the last tenth of MovieTweetings' history (live popularity 0.162),
     one fit each: 0.1744 with 5 epochs at 4e-3, 0.1757 with 3, 0.1772 with 3 at 2e-3; two fits differ by about 0.002."""
     rerank_fit: FitConfig = field(default_factory=lambda: FitConfig(epochs=4, learning_rate=1e-3))
-    rerank_held_out: float = 0.4
+    rerank_held_out: Share = 0.4
     """Share of rerank's lists that decide how much its correction counts."""
-    seed: int = 0
-    threads: int = 1
+    threads: AtLeast1 = 1
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class RankingJob:
     split_us: int
     horizon_us: int
     folder: Path
+    seed: int
     config: RankingConfig = RankingConfig()
 
 
@@ -110,22 +111,31 @@ class _Lists:
 
 async def train_rankers(job: RankingJob, item_vectors: npt.NDArray[np.float32]) -> Rankers:
     """Train and write the folders `coarse`, `fine` and `rerank`. The same job gives the same bytes."""
-    with reproducible(job.config.seed, job.config.threads):
+    with reproducible(job.seed, job.config.threads):
         recalled = await _recalled(job)
         coarse_model = await _train_coarse(job, recalled)
         cut = await _passed(job, "coarse rank of the training requests", "coarse", coarse_model, recalled)
         users = np.array([request.user for request in cut.requests])
-        reserved = _reserved(users, job.config)
+        reserved = _reserved(users, job.config.rerank_share, job.seed)
         fine_model = await _train_fine(job, cut.where(~reserved))
         scored = await _passed(job, "fine rank of the training requests", "fine", fine_model, cut.where(reserved))
         rerank_model = await _train_rerank(job, scored, item_vectors)
     return Rankers(coarse_model, fine_model, rerank_model)
 
 
-def _reserved(users: npt.NDArray[np.int64], config: RankingConfig) -> npt.NDArray[np.bool_]:
-    """Which requests are kept for rerank: those of a random share of the users."""
+def _reserved(users: npt.NDArray[np.int64], share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which requests are kept for rerank: those of a random share of the users, of one at least and never of all.
+
+    Raises DataError where there is one user only.
+    """
     known = np.unique(users)
-    chosen = np.random.default_rng(config.seed).random(len(known)) < config.rerank_share
+    if len(known) < 2:
+        raise DataError("one user alone comes back within the history: fine and rerank learn from different users")
+    chosen = np.random.default_rng(seed).random(len(known)) < share
+    if chosen.all():
+        chosen[0] = False
+    elif not chosen.any():
+        chosen[-1] = True
     return chosen[np.searchsorted(known, users)]
 
 
@@ -139,8 +149,10 @@ async def _recalled(job: RankingJob) -> _Lists:
         horizon_us=job.horizon_us,
         step_us=config.step_us,
         limit=config.requests,
-        seed=config.seed,
+        seed=job.seed,
     )
+    if not requests:
+        raise DataError("no user comes back within the history and clicks something new: nothing to learn ranking from")
     starts = np.array([past.from_us for past in job.recalls])
     stages = [job.replay.stage("recall", past.model) for past in job.recalls]
     which = np.searchsorted(starts, [request.time_us for request in requests], side="right") - 1
@@ -157,7 +169,7 @@ async def _passed(job: RankingJob, task: str, stage: str, model: StageModel, lis
 
 async def _train_coarse(job: RankingJob, lists: _Lists) -> coarse.CoarseModel:
     config, folder = job.config, job.folder / coarse.STAGE
-    rng = np.random.default_rng(config.seed)
+    rng = np.random.default_rng(job.seed)
     builder = SampleBuilder({})
     for request, envelope in zip(lists.requests, lists.envelopes, strict=True):
         sources = np.array(envelope.sources or [], object)
@@ -173,7 +185,7 @@ async def _train_coarse(job: RankingJob, lists: _Lists) -> coarse.CoarseModel:
     user_dense = Normalizer.fit(samples.arrays["user_dense"][:, 0], user_log)
     shape = coarse.CoarseConfig(item_indicators=len(item_dense.indicated), user_indicators=len(user_dense.indicated))
     network = coarse.CoarseNetwork(shape, item_dense, user_dense)
-    fit(network, samples, config.coarse_fit, clicks={}, seed=config.seed)
+    fit(network, samples, config.coarse_fit, clicks={}, seed=job.seed)
     coarse.write(folder, network, shape)
     return coarse.load_folder(folder, "training")
 
@@ -191,14 +203,14 @@ async def _train_fine(job: RankingJob, lists: _Lists) -> fine.FineModel:
         items=len(job.items), categories=len(categories), creators=len(creators), indicators=len(dense.indicated)
     )
     network = fine.FineNetwork(shape, dense)
-    fit(network, samples, config.fine_fit, clicks=fine.CLICK_AXES, seed=config.seed)
+    fit(network, samples, config.fine_fit, clicks=fine.CLICK_AXES, seed=job.seed)
     fine.write(folder, network, shape, tables.at(job.split_us))
     return fine.load_folder(folder, job.items, "training")
 
 
 async def _fine_samples(job: RankingJob, lists: _Lists, encoder: fine.FineEncoder, tables: _PastPairs) -> Samples:
     config = job.config
-    rng = np.random.default_rng(config.seed)
+    rng = np.random.default_rng(job.seed)
     builder = SampleBuilder(fine.CLICK_AXES)
     for request, envelope in zip(lists.requests, lists.envelopes, strict=True):
         places = np.arange(len(envelope.items or []))
@@ -224,11 +236,11 @@ async def _train_rerank(job: RankingJob, lists: _Lists, item_vectors: npt.NDArra
     dense = Normalizer.fit(np.concatenate(columns, axis=1), rerank.log_mask())
     shape = rerank.RerankConfig(indicators=len(dense.indicated))
     network = rerank.RerankNetwork(shape, dense)
-    held_out = np.random.default_rng(config.seed).random(len(samples)) < config.rerank_held_out
-    fit(network, samples.where(~held_out), config.rerank_fit, clicks={}, seed=config.seed)
-    if held_out.any():
-        _set_share(network, samples.where(held_out))
-        calibrate(network, samples, config.rerank_fit.batch, {})
+    held_out = np.random.default_rng(job.seed).random(len(samples)) < config.rerank_held_out
+    if not held_out.all():
+        fit(network, samples.where(~held_out), config.rerank_fit, clicks={}, seed=job.seed)
+    _set_share(network, samples.where(held_out))
+    calibrate(network, samples, config.rerank_fit.batch, {})
     rerank.write(folder, network, shape)
     return rerank.load_folder(folder, job.items, item_vectors, "training")
 
@@ -236,8 +248,12 @@ async def _train_rerank(job: RankingJob, lists: _Lists, item_vectors: npt.NDArra
 def _set_share(network: rerank.RerankNetwork, samples: Samples) -> None:
     """The share of the correction that gains most on lists it was not fitted on.
 
-    A gain within one standard error of nothing is taken for chance, and fine's order stays as it is.
+    A gain within one standard error of nothing is taken for chance, and fine's order stays as it is; so it does where
+    no list was held out.
     """
+    if not len(samples):
+        network.share.fill_(0.0)
+        return
     batch = batch_of(samples, np.arange(len(samples)), {})
     padding = np.isneginf(samples.log_weight)
     gains = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -19,17 +20,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from recgraph.bundle import IdMap
-from recgraph.data.log import DAY_US, EventLog
+from recgraph.data.log import DAY_US, SECOND_US, EventLog
 from recgraph.data.progress import Progress, silent
 from recgraph.data.sequences import UserSequences
 from recgraph.data.stats import UserProfiles
 from recgraph.data.world import World
+from recgraph.errors import DataError
 from recgraph.features.assembly import MAX_CLICKS, USER_FEATURES
 from recgraph.features.reader import ListColumn
 from recgraph.models.index import ItemIndex
 from recgraph.models.item_to_item import ItemToItem, build_item_to_item
 from recgraph.models.recall import BASES, VECTORS, RecallModel
 from recgraph.models.towers import ItemContent, Towers, TowerSizes
+from recgraph.training.fit import Above0, AtLeast1, reproducible
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -38,22 +41,22 @@ Ints = npt.NDArray[np.int64]
 class RetrievalConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the training of recall can be told; the defaults suit worlds of a thousand to a million items."""
 
-    epochs: int = 6
-    batch: int = 512
-    uniform_negatives: int = 1024
-    temperature: float = 0.1
-    learning_rate: float = 3e-3
-    embedding: int = 32
-    dim: int = 64
-    max_examples: int = 200_000
+    epochs: AtLeast1 = 6
+    batch: AtLeast1 = 512
+    uniform_negatives: AtLeast1 = 1024
+    temperature: Above0 = 0.1
+    learning_rate: Above0 = 3e-3
+    embedding: AtLeast1 = 32
+    dim: AtLeast1 = 64
+    max_examples: AtLeast1 = 200_000
     """The newest clicks are taken."""
-    half_life_days: float = 14.0
+    half_life_days: Above0 = 14.0
     """How fast a click loses its chance to be an example: older ones say less of what is wanted now."""
-    history: int = 20
+    history: AtLeast1 = 20
     """Newest clicks of a user that training looks at."""
-    index_queries: int = 300
-    neighbours: int = 100
-    threads: int = 1
+    index_queries: AtLeast1 = 300
+    neighbours: AtLeast1 = 100
+    threads: AtLeast1 = 1
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,18 @@ def train_retrieval(
     """Fit recall on the events before `until_us` (Unix microseconds).
 
     The index is tuned on users asked after that moment, which the towers have not seen, or on the last ones before it
-    where none follows. The same arguments give the same result.
+    where none follows. The same arguments give the same result. Raises DataError where nothing was
+    clicked before that moment.
     """
     config = config or RetrievalConfig()
+    with reproducible(seed, config.threads):
+        return _train_retrieval(world, until_us, seed, config, progress)
+
+
+def _train_retrieval(world: World, until_us: int, seed: int, config: RetrievalConfig, progress: Progress) -> Retrieval:
     log = world.log.before(until_us)
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(config.threads)
-    torch.manual_seed(seed)
+    if not log.clicked.any():
+        raise DataError(f"nothing was clicked before {_iso(until_us)}: there is nothing to learn recall from")
     content, sizes = item_content(world, until_us, config)
     examples = np.flatnonzero(log.clicked)[-config.max_examples :]
     requests = requests_at(world, log.user_row[examples], log.time_us[examples])
@@ -118,6 +126,10 @@ def train_retrieval(
     index = ItemIndex.build(vectors, queries, seed=seed, threads=config.threads)
     progress("build the index", 1.0)
     return Retrieval(towers, bases, vectors, index, _neighbours(log, config))
+
+
+def _iso(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us // SECOND_US, UTC).isoformat()
 
 
 def _neighbours(log: EventLog, config: RetrievalConfig) -> ItemToItem:

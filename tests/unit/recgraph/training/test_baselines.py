@@ -42,10 +42,10 @@ def test_live_stops_before_the_request() -> None:
     assert live.top(early, np.empty(0, np.int64), 5).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_seen_and_unavailable_items_come_last() -> None:
+def test_seen_and_unavailable_items_are_left_out() -> None:
     allowed = np.array([True, False, True, True, True])
     overall = baselines(log(), allowed, 40 * DAY_US)["popular_all"]
-    assert overall.top(REQUEST, np.array([0]), 1).tolist() == [2]
+    assert overall.top(REQUEST, np.array([0]), 5).tolist() == [2, 3, 4]
 
 
 def test_seen_is_what_was_clicked_or_rated_before() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 
 from recgraph.bundle import IdMap
 from recgraph.data import synthetic
@@ -49,6 +51,13 @@ def folder(trained: Retrieval, world: World, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("recall")
     trained.save(path)
     return path
+
+
+def test_torch_is_left_as_it_was(world: World, split: int) -> None:
+    threads = torch.get_num_threads()
+    train_retrieval(world, split, 0, msgspec.structs.replace(CONFIG, epochs=1, threads=threads + 1))
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def with_other_future(world: World, split: int) -> World:
