@@ -36,8 +36,13 @@ _TAGS = {
     "int64_list": b"\x72",
     "float32_list": b"\x82\x01",
 }
+_NULL = b"\x98\x01\x00"
+"""Value(null_val=NULL), which some writers store where Feast's own store an empty Value."""
+_ELEMENT = 0x0A  # the tag of what the lists hold: repeated field 1
 _FIXED: dict[str, np.dtype[np.generic]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _MICROSECONDS = 1_000_000
+_DAMAGED = (ValueError, IndexError, OverflowError)
+"""What reading a damaged value raises."""
 
 
 class FeastHashReader:
@@ -93,7 +98,10 @@ def _hash_fields(view: ViewSchema) -> tuple[bytes, ...]:
 
 def _block(view: ViewSchema, columns: Sequence[Sequence[bytes | None]], now_s: float) -> ViewBlock:
     """A block of the raw values of a view's fields and, last, its event times."""
-    times = np.array([_timestamp_us(stamp) if stamp else 0 for stamp in columns[-1]], dtype=np.int64)
+    try:
+        times = np.array([_timestamp_us(stamp) if stamp else 0 for stamp in columns[-1]], dtype=np.int64)
+    except _DAMAGED as error:
+        raise StageFailure(SCHEMA_FAILURE, f"view {view.name}: an event time is damaged: {error}") from error
     missing = np.array([stamp is None for stamp in columns[-1]], dtype=np.bool_)
     stale = stale_rows(view, times, missing, now_s)
     withheld = (missing | stale).tolist() if missing.any() or stale.any() else None
@@ -101,18 +109,21 @@ def _block(view: ViewSchema, columns: Sequence[Sequence[bytes | None]], now_s: f
     nulls: dict[str, Mask] = {}
     for field, raw in zip(view.fields, columns, strict=False):
         values = [value or b"" for value in raw]
+        if _NULL in raw:
+            values = [b"" if value == _NULL else value for value in values]
         if withheld:
             values = [b"" if hidden else value for value, hidden in zip(values, withheld, strict=True)]
         nulls[field.name] = np.array([not value for value in values], dtype=np.bool_)
         try:
             decoded[field.name] = _decode(field, values, nulls[field.name])
-        except (ValueError, IndexError) as error:
+        except _DAMAGED as error:
             raise StageFailure(SCHEMA_FAILURE, f"view {view.name}, field {field.name}: {error}") from error
     return ViewBlock(len(times), decoded, missing, stale, times, nulls)
 
 
 def _decode(field: Field, values: Sequence[bytes], nulls: Mask) -> Column:
-    """A column of serialized Values; an empty one is null. ValueError or IndexError where one is of another type."""
+    """A column of serialized Values; an empty one is null. Raises one of _DAMAGED where one is cut short, has bytes too
+    many, or is of another type."""
     if field.dtype in _FIXED:
         return _fixed(field.dtype, values, nulls)
     if field.dtype == "int64":
@@ -154,8 +165,10 @@ def _int64_column(values: Sequence[bytes], nulls: Mask) -> npt.NDArray[np.int64]
     lengths = np.array([len(value) for value in values], dtype=np.int64)[present]
     data = np.frombuffer(b"".join(values), dtype=np.uint8)
     starts = np.cumsum(lengths) - lengths
-    if (data[starts] != _TAGS["int64"][0]).any() or (len(lengths) and lengths.max() > 11):
+    if (data[starts] != _TAGS["int64"][0]).any():
         raise ValueError("a value is stored as another type than int64")
+    if len(lengths) and (lengths.min() < 2 or lengths.max() > 11 or (data[starts + lengths - 1] >= 0x80).any()):
+        raise ValueError("a value is not one whole number")
     for at in range(1, int(lengths.max(initial=0))):
         longer = lengths > at
         septet = (data[starts[longer] + at] & 0x7F).astype(np.uint64)
@@ -180,27 +193,24 @@ def _signed(number: int) -> int:
 
 
 def _text(value: bytes) -> str:
-    if not value:
-        return ""
-    # Up to 127 bytes, as nearly all texts are, the length is one byte.
-    return value[2:].decode() if value[1] < 0x80 else value[_varint(value, 1)[1] :].decode()
+    return value[_content(value, 1) :].decode() if value else ""
 
 
 def _texts(value: bytes) -> list[str]:
-    _, at = _varint(value, 1)
+    at = _content(value, 1)
     texts = []
     while at < len(value):
+        _check_element(value[at])
         size, start = _varint(value, at + 1)
         at = start + size
         texts.append(value[start:at].decode())
+    if at != len(value):
+        raise ValueError("the last text of a list is cut short")
     return texts
 
 
 def _int64s(value: bytes) -> list[int]:
-    _, at = _varint(value, 1)
-    if at == len(value):
-        return []
-    _, at = _varint(value, at + 1)
+    at = _packed(value, 1)
     numbers = []
     while at < len(value):
         number, at = _varint(value, at)
@@ -209,10 +219,31 @@ def _int64s(value: bytes) -> list[int]:
 
 
 def _float32s(value: bytes) -> npt.NDArray[np.float32]:
-    _, at = _varint(value, 2)
-    if at < len(value):
-        _, at = _varint(value, at + 1)
+    at = _packed(value, 2)
     return np.frombuffer(value, dtype="<f4", offset=at) if at < len(value) else np.zeros(0, dtype=np.float32)
+
+
+def _packed(value: bytes, at: int) -> int:
+    """Where the numbers of a list begin: it is a message with one packed field, or without any."""
+    at = _content(value, at)
+    if at == len(value):
+        return at
+    _check_element(value[at])
+    return _content(value, at + 1)
+
+
+def _content(value: bytes, at: int) -> int:
+    """Where the content begins whose length is at `at`, and which must reach to the end of the value."""
+    # Up to 127 bytes, as nearly all texts are, the length is one byte.
+    size, start = (value[at], at + 1) if value[at] < 0x80 else _varint(value, at)
+    if start + size != len(value):
+        raise ValueError(f"{len(value) - start} bytes stored of {size}")
+    return start
+
+
+def _check_element(tag: int) -> None:
+    if tag != _ELEMENT:
+        raise ValueError(f"a list holds field {tag >> 3} instead of {_ELEMENT >> 3}")
 
 
 _LIST_PARSERS: dict[str, Callable[[bytes], Sequence[Any] | npt.NDArray[Any]]] = {
