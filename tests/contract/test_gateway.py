@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -308,6 +309,65 @@ def test_starved_gateway_still_gives_a_list(gateway: Gateway, graph: Upstream, p
         time.sleep(2.0)
         os.kill(gateway.pid, signal.SIGCONT)
         assert_fixed_pool(answer.result(10), "graph_error")
+
+
+@contextmanager
+def pool_server_with_a_pause() -> Iterator[tuple[int, Event, Event]]:
+    """Its port, and two events: the head of the one answer was sent; the body may follow."""
+    head_sent, go_on = Event(), Event()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(POOL_ANSWER)}\r\n\r\n"
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(head.encode())
+            head_sent.set()
+            go_on.wait(10)
+            connection.sendall(POOL_ANSWER)
+            connection.recv(1)  # until Envoy closes
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(answer, server)
+        yield server.getsockname()[1], head_sent, go_on
+
+
+def test_slow_pool_server_in_its_time(graph: Upstream, tmp_path: Path) -> None:
+    """The graph is late, and so the client has waited already: the whole page still comes."""
+    break_upstream(graph, "late")
+    with pool_server_with_a_pause() as (port, head_sent, go_on):
+        values = {"timeoutMs": 100, "pools": {**address(port), "timeoutMs": 2000}}
+        with running(tmp_path, graph.port, port, **values) as gateway, ThreadPoolExecutor(1) as clients:
+            answer = clients.submit(gateway.post)
+            assert head_sent.wait(10)
+            time.sleep(0.5)
+            go_on.set()
+            assert (answer.result(10).status, answer.result().body) == (200, POOL_ANSWER)
+
+
+@pytest.mark.parametrize("starved", [False, True])
+def test_answer_of_the_pool_server_that_has_begun_and_is_late(starved: bool, graph: Upstream, tmp_path: Path) -> None:
+    """The pools' time, and in a starved Envoy every other, ends behind the status line: a list all the same."""
+    break_upstream(graph, "late")
+    with pool_server_with_a_pause() as (port, head_sent, go_on):
+        values = {"timeoutMs": 100, "pools": {**address(port), "timeoutMs": 400}}
+        with running(tmp_path, graph.port, port, **values) as gateway, ThreadPoolExecutor(1) as clients:
+            answer = clients.submit(gateway.post)
+            assert head_sent.wait(10)
+            if starved:
+                time.sleep(0.1)  # the head is on its way
+                os.kill(gateway.pid, signal.SIGSTOP)
+                go_on.set()
+                time.sleep(1.5)
+                os.kill(gateway.pid, signal.SIGCONT)
+            assert_fixed_pool(answer.result(10), "graph_timeout")
+            go_on.set()
+
+
+def test_answer_of_the_pool_server_that_breaks_off(gateway: Gateway, graph: Upstream, pools: Upstream) -> None:
+    break_upstream(graph, "500")
+    pools.now.fault = "truncate"
+    assert_fixed_pool(gateway.post(), "graph_error")
 
 
 # Ways to make Envoy itself reply on the way to the last resort.
