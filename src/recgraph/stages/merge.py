@@ -21,23 +21,30 @@ class Merged(NamedTuple):
 def clean(
     channels: Mapping[str, Sequence[str]],
     rules: Sequence[tuple[str, AbstractSet[str]]],
+    ahead: str = "",
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """The channels without what `rules` (reason, ids) remove and without what an earlier place already has.
 
     Places are compared across channels, so that an item stays in the channel where it stands highest; at the same
-    place the channel named first wins. Returns the cleaned channels and the removed ids by reason.
+    place the channel named first wins, and all places of the channel `ahead` are higher than those of the others.
+    Returns the cleaned channels and the removed ids by reason.
     """
     banned = frozenset[str]().union(*(ids for _, ids in rules))
     step = len(channels)
-    best: dict[str, int] = {}  # item -> place * step + order of its channel: lower is better, and no two are equal
-    for order, ids in enumerate(channels.values()):
-        for key, item in zip(count(order, step), ids, strict=False):
+    # Keys of places are place * step + order of the channel: lower is better, and no two are equal.
+    begins = {
+        channel: order - (step * len(ids) if channel == ahead else 0)
+        for order, (channel, ids) in enumerate(channels.items())
+    }
+    best: dict[str, int] = {}
+    for channel, ids in channels.items():
+        for key, item in zip(count(begins[channel], step), ids, strict=False):
             if key < best.setdefault(item, key):
                 best[item] = key
     removed: dict[str, list[str]] = {}
     cleaned: dict[str, list[str]] = {}
-    for order, (channel, ids) in enumerate(channels.items()):
-        keyed = list(zip(count(order, step), ids, strict=False))
+    for channel, ids in channels.items():
+        keyed = list(zip(count(begins[channel], step), ids, strict=False))
         cleaned[channel] = [item for key, item in keyed if best[item] == key and item not in banned]
         for key, item in keyed:
             if item in banned:

@@ -26,6 +26,15 @@ class Shelf:
     category: list[str]
     embedding: npt.NDArray[Any] | None = None
 
+    def then(self, category: list[str]) -> Shelf:
+        """With rows of these categories behind all others, in the order given; nothing else is known of them."""
+        if not category:
+            return self
+        count, embedding = len(category), self.embedding
+        if embedding is not None:
+            embedding = np.concatenate([embedding, np.zeros((count, embedding.shape[1]), embedding.dtype)])
+        return Shelf(np.concatenate([self.relevance, -1e6 - np.arange(count)]), self.category + category, embedding)
+
 
 def relevance(
     score: Floats,
@@ -40,6 +49,7 @@ def relevance(
 
     `age_s` is seconds since publishing, NaN where unknown (no freshness boost then).
     """
+    score = score / 2.0  # the difference of two finite scores may not be finite
     low, high = (float(score.min()), float(score.max())) if score.size else (0.0, 0.0)
     value = (score - low) / (high - low) if high > low else np.ones_like(score)
     if freshness.weight > 0.0:

@@ -49,7 +49,7 @@ class RecallStage(Stage):
             self.predict(run, inputs), self._pool(run, "hot", surplus), self._pool(run, "fresh", surplus)
         )
         channels = {
-            "pin": [pin.item_id for pin in run.scene.rules.pin],
+            "pin": _pins(run),
             "ann": _ids(outputs, "ann_id") if quotas.ann else [],
             "i2i": _ids(outputs, "i2i_id") if quotas.i2i else [],
             "hot": hot,
@@ -58,15 +58,18 @@ class RecallStage(Stage):
         return await self._merge(run, channels, seen)
 
     async def fallback(self, run: Run, reason: str) -> Outcome:
-        """The last result, the hot pool, or the fixed list: the first that has anything left after the blocklist."""
+        """The last result, the hot pool, or the fixed list: the first that has anything left after the blocklist.
+        Pinned items stand before it, as ever.
+        """
         for action, source, items in (
             ("last_result", "last", await self._last_result(run)),
             ("hot_pool", "hot", await self._hot(run)),
             ("fixed_pool", "fixed", list(run.scene.pools.fixed)),
         ):
-            cleaned, removed = clean({source: items}, [("blocked", run.scene.filters.blocklist)])
-            merged = by_quota(cleaned, {})
-            if merged.items:
+            channels = {"pin": _pins(run), source: items}
+            cleaned, removed = clean(channels, [("blocked", run.scene.filters.blocklist)], ahead="pin")
+            merged = by_quota(cleaned, {"pin": _FIRST})
+            if cleaned[source]:
                 run.degrade(self.name, reason, action)
                 total = run.scene.recall.total
                 return _outcome(
@@ -78,7 +81,7 @@ class RecallStage(Stage):
     async def _merge(self, run: Run, channels: dict[str, list[str]], seen: frozenset[str]) -> Outcome:
         pinned = frozenset(channels["pin"])
         rules = [("invalid", frozenset(("",))), ("blocked", run.scene.filters.blocklist), ("seen", seen - pinned)]
-        cleaned, removed = clean(channels, rules)
+        cleaned, removed = clean(channels, rules, ahead="pin")
         merged = by_quota(cleaned, {**run.scene.recall.model_dump(), "pin": _FIRST})
         kept, gone = await self._available(run, merged.items, run.scene.recall.total)
         removed["unavailable"] = [merged.items[row] for row in gone]
@@ -154,6 +157,10 @@ def unavailable(blocks: Blocks, items: Sequence[str]) -> frozenset[str]:
         known &= ~profile.nulls["available"]
     rows = np.flatnonzero(known & (np.asarray(column) == 0))
     return frozenset(items[row] for row in rows.tolist())
+
+
+def _pins(run: Run) -> list[str]:
+    return [pin.item_id for pin in run.scene.rules.pin]
 
 
 def _seen(blocks: Blocks) -> frozenset[str]:

@@ -44,6 +44,16 @@ class Ranked:
             self.removed,
         )
 
+    def then(self, others: Ranked) -> Ranked:
+        """These candidates and behind them others of the same request."""
+        return Ranked(
+            self.items + others.items,
+            np.concatenate([self.scores, others.scores]),
+            np.concatenate([self.coarse, others.coarse]),
+            self.sources + others.sources,
+            self.removed,
+        )
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -59,8 +69,9 @@ class Facts:
 class RerankStage(Stage):
     """Dedup, exclude, pin, boost, freshness, diversity, category cap, one exploration place, and a full page.
 
-    The model and the rules that need item features work on the best `rerank_best` (and on pinned items); the rest
-    only fill the page. Falls back to the rules alone, without the model; without features, to those that need none.
+    The model, boosts, freshness and diversity work on the best `rerank_best` (and on pinned items). The rest only fill
+    the page, and are read for it where the rules take so much out of the head that they are needed. Falls back to the
+    rules alone, without the model; without features, to those that need none.
     """
 
     name = "rerank"
@@ -86,7 +97,12 @@ class RerankStage(Stage):
             score, embedding = head.scores, None
         facts = _facts(item_blocks, head.items, run.context.now_s, score, embedding)
         gone = unavailable(item_blocks, head.items) if run.scene.filters.unavailable else frozenset()
-        return self._page(run, ranked, head, facts, gone)
+        shown = self._showable(run, head, facts, gone, ranked.removed)
+        checked, facts = head.rows(shown), _facts_of(facts, shown)
+        rest, categories = head.rows([]), list[str]()
+        if len(checked) < page_size(run) and len(head) < len(ranked):
+            rest, categories = await self._rest(run, ranked, head)
+        return self._page(run, ranked, checked, facts, rest, categories)
 
     async def fallback(self, run: Run, reason: str) -> Outcome:
         """The rules that need neither model nor features, over the scores received."""
@@ -95,53 +111,67 @@ class RerankStage(Stage):
         head = head_of(run, ranked)
         nothing = [""] * len(head)
         facts = Facts(nothing, nothing, np.full(len(head), np.nan), head.scores, None)
-        return self._remembered(run, self._page(run, ranked, head, facts, frozenset()))
+        return self._remembered(run, self._page(run, ranked, head, facts, head.rows([]), []))
 
-    def _page(self, run: Run, ranked: Ranked, head: Ranked, facts: Facts, gone: frozenset[str]) -> Outcome:
+    async def _rest(self, run: Run, ranked: Ranked, head: Ranked) -> tuple[Ranked, list[str]]:
+        """What ranks behind the head, checked as the head was, with the categories: for a page that the head, after
+        what the rules took out of it, does not fill.
+        """
+        known = set(head.items)
+        rest = ranked.rows([row for row, item in enumerate(ranked.items) if item not in known])
+        try:
+            blocks = await self.read(run, "item", rest.items)
+        except StageFailure as failure:
+            run.degrade(self.name, failure.reason, "fill_unchecked")
+            return rest, [""] * len(rest)
+        facts = _facts(blocks, rest.items, run.context.now_s, rest.scores, None)
+        gone = unavailable(blocks, rest.items) if run.scene.filters.unavailable else frozenset()
+        shown = self._showable(run, rest, facts, gone, ranked.removed)
+        return rest.rows(shown), [facts.category[row] for row in shown]
+
+    def _page(
+        self, run: Run, ranked: Ranked, head: Ranked, facts: Facts, rest: Ranked, categories: list[str]
+    ) -> Outcome:
+        """The page from the head, and behind all of it from the rest (with its categories)."""
         rules = run.scene.rules
-        shown = [row for row in range(len(head)) if self._may_show(run, head, facts, row, gone, ranked.removed)]
-        head, facts = head.rows(shown), _facts_of(facts, shown)
         value = relevance(
             facts.score, head.items, facts.category, facts.creator, facts.age_s, rules.boost, rules.freshness
         )
-        shelf = Shelf(value, facts.category, facts.embedding)
         size = page_size(run)
-        fixed, explored = fixed_places(run, head, ranked, size)
+        fixed, explored = fixed_places(run, head, ranked, min(size, len(head) + len(rest)))
+        shelf = Shelf(value, facts.category, facts.embedding).then(categories)
         rows = fill(shelf, size, fixed=fixed, cap=rules.cap, mmr_lambda=rules.mmr_lambda)
         if explored is not None and explored in rows:
             head.sources[explored] = "explore"
-        return self._done(run, head, rows, ranked, facts.score)
+        return self._done(run, head.then(rest), rows, ranked, np.concatenate([facts.score, rest.scores]))
 
     @staticmethod
-    def _may_show(
-        run: Run, head: Ranked, facts: Facts, row: int, gone: frozenset[str], removed: dict[str, list[str]]
-    ) -> bool:
+    def _showable(
+        run: Run, some: Ranked, facts: Facts, gone: frozenset[str], removed: dict[str, list[str]]
+    ) -> list[int]:
+        """The rows that may be on a page; the others are noted in `removed`."""
         exclude = run.scene.rules.exclude
-        item = head.items[row]
-        if item in gone:
-            removed.setdefault("unavailable", []).append(item)
-            return False
-        if facts.category[row] in exclude.categories or facts.creator[row] in exclude.creators:
-            removed.setdefault("excluded", []).append(item)
-            return False
-        return True
+        shown: list[int] = []
+        for row, item in enumerate(some.items):
+            if item in gone:
+                removed.setdefault("unavailable", []).append(item)
+            elif facts.category[row] in exclude.categories or facts.creator[row] in exclude.creators:
+                removed.setdefault("excluded", []).append(item)
+            else:
+                shown.append(row)
+        return shown
 
-    def _done(self, run: Run, head: Ranked, rows: list[int], ranked: Ranked, score: Floats) -> Outcome:
-        """The page out of the head, filled up from the rest where the head is too small."""
-        size = page_size(run)
-        taken = {head.items[row] for row in rows}
+    def _done(self, run: Run, shown: Ranked, rows: list[int], ranked: Ranked, score: Floats) -> Outcome:
+        """The page of the given rows; what else could have been on it is below the page."""
+        page = shown.rows(rows)
         hidden = {item for reason in ("unavailable", "excluded") for item in ranked.removed.get(reason, ())}
-        others = [row for row, item in enumerate(ranked.items) if item not in taken and item not in hidden]
-        extra = others[: size - len(rows)]
-        below = [ranked.items[row] for row in others[len(extra) :]]
-        page = head.rows(rows)
-        items = page.items + [ranked.items[row] for row in extra]
+        hidden.update(page.items)
         return Outcome(
-            items=items,
-            scores=score[rows].tolist() + ranked.scores[extra].tolist(),
-            sources=page.sources + [ranked.sources[row] for row in extra],
-            removed={**ranked.removed, "below_page": below},
-            short=size - len(items),
+            items=page.items,
+            scores=score[rows].tolist(),
+            sources=page.sources,
+            removed={**ranked.removed, "below_page": [item for item in ranked.items if item not in hidden]},
+            short=page_size(run) - len(page),
         )
 
     def _remembered(self, run: Run, outcome: Outcome) -> Outcome:

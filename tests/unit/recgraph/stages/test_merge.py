@@ -57,3 +57,9 @@ def test_merge_invariants(given_channels: dict[str, list[str]], given_quotas: di
     within = sum(min(given_quotas[channel], len(ids)) for channel, ids in cleaned.items())
     for channel, quota in given_quotas.items():
         assert merged.sources[:within].count(channel) == min(quota, len(cleaned[channel]))
+
+
+def test_the_channel_ahead_keeps_its_items_wherever_others_have_them() -> None:
+    cleaned, removed = clean({"pin": ["p", "q"], "hot": ["q", "a", "p"]}, [], ahead="pin")
+    assert cleaned == {"pin": ["p", "q"], "hot": ["a"]}
+    assert removed == {"duplicate": ["q", "p"]}

@@ -164,3 +164,25 @@ async def test_empty_ids_never_leave(ready: Any) -> None:
     envelope = await ready.stage("recall", with_empty).run(ready.envelope())
     assert "" not in envelope.items
     assert envelope.trace[-1].removed["invalid"] == 1
+
+
+async def test_every_pin_goes_as_one_though_a_channel_has_it_higher(ready: Any) -> None:
+    pins = (Pin(item_id="h5", position=1), Pin(item_id="a0", position=2), Pin(item_id="h0", position=3))
+    ready.scene = Scene(recall=SCENE.recall, rules=Rules(pin=pins))
+    envelope = await ready.stage("recall", _found).run(ready.envelope())
+    assert envelope.items[:3] == ["h5", "a0", "h0"]
+    assert envelope.sources[:3] == ["pin"] * 3, "coarse cuts by score whatever is not called a pin"
+
+
+async def test_pins_stand_in_the_fallback_too(ready: Any) -> None:
+    pins = (Pin(item_id="mine", position=1), Pin(item_id="h0", position=2), Pin(item_id="bad", position=3))
+    ready.scene = Scene(
+        recall=SCENE.recall, rules=Rules(pin=pins), filters=Filters(blocklist=frozenset({"bad"})), pools=Pools()
+    )
+    envelope = await ready.stage("recall", StageFailure("predictor_error")).run(ready.envelope())
+    assert envelope.items[:3] == ["mine", "h0", "h1"]
+    assert envelope.sources[:3] == ["pin", "pin", "hot"]
+    assert envelope.degraded[0].action == "hot_pool"
+    ready.bundle.pools = {}
+    envelope = await ready.stage("recall", StageFailure("predictor_error")).run(ready.envelope())
+    assert envelope.degraded[0].action == "empty", "pins alone are no pool"
