@@ -148,12 +148,18 @@ class RedisCache:
         found: list[bytes] = await self._call(
             self._client.zrange(pool_key(scene, kind), 0, limit - 1, desc=True), timeout_s
         )
-        return [item.decode() for item in found]
+        try:
+            return [item.decode() for item in found]
+        except UnicodeDecodeError as error:
+            raise StageFailure("cache_damaged", f"{pool_key(scene, kind)}: {error}") from error
 
     async def last_result(self, user_id: str, scene: str, timeout_s: float) -> list[str]:
         """See Cache."""
         found: bytes | None = await self._call(self._client.get(last_key(user_id, scene)), timeout_s)
-        return _ids.decode(found) if found else []
+        try:
+            return _ids.decode(found) if found else []
+        except msgspec.DecodeError as error:
+            raise StageFailure("cache_damaged", f"{last_key(user_id, scene)}: {error}") from error
 
     async def record(self, request_id: str, timeout_s: float) -> dict[str, bytes]:
         """A decision record: JSON by stage; empty where none is kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from recgraph.settings import Budgets, StageName
 from recgraph.stages.guard import Guard, Predict, Tensors
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
@@ -147,6 +149,9 @@ class Stage(ABC):
             outcome = await self._attempt(run)
         except StageFailure as failure:
             outcome = await self.fallback(run, failure.reason)
+        except Exception:  # noqa: BLE001  # whatever it was: a stage that answers 500 ends the request
+            _log.exception("a fault of our own, answered with the fallback")
+            outcome = await self.fallback(run, "internal")
         finally:
             self._in_flight -= 1
         return self._finish(run, outcome)

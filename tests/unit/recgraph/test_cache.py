@@ -86,3 +86,18 @@ async def test_background_writes_drop_rather_than_block() -> None:
     await writes.flush()
     assert done == [0, 1]
     await writes.aclose()
+
+
+async def test_what_somebody_else_wrote_is_a_failure_not_a_crash(cache: RedisCache, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("last:s:odd", b"\xff not json")
+        client.set("last:s:number", b"[1]")
+        client.zadd("pool:odd:hot", {b"\xff": 1.0})
+        client.set("pool:odd:fresh", b"no sorted set")
+    for user in ("odd", "number"):
+        with pytest.raises(StageFailure, match="cache_damaged"):
+            await cache.last_result(user, "s", 1.0)
+    with pytest.raises(StageFailure, match="cache_damaged"):
+        await cache.pool("odd", "hot", 5, 1.0)
+    with pytest.raises(StageFailure, match="cache_unavailable"):
+        await cache.pool("odd", "fresh", 5, 1.0)

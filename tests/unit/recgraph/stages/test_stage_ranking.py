@@ -194,3 +194,17 @@ def test_cut_keeps_order_and_pins(sources: list[str], keep: int) -> None:
     assert rows == sorted(rows)
     assert len(rows) == min(keep, len(order))
     assert sum(sources[row] == "pin" for row in rows) == min(keep, sources.count("pin"))
+
+
+@pytest.mark.parametrize("stage", ["recall", "coarse", "fine", "rerank"])
+async def test_a_fault_of_our_own_gets_the_fallback_and_a_traceback_in_the_log(
+    kit: Any, stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(inputs: Tensors) -> Tensors:
+        raise ZeroDivisionError("a bug")
+
+    kit.bundle.pools = {"home": {"hot": [("a", 1.0)]}}
+    envelope = await kit.stage(stage, broken).run(kit.envelope(["a", "b"]))
+    assert envelope.items
+    assert [(one.stage, one.reason) for one in envelope.degraded] == [(stage, "internal")]
+    assert "ZeroDivisionError: a bug" in caplog.text
