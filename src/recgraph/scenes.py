@@ -10,9 +10,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -82,7 +82,9 @@ class Boost(_Config):
 
 
 class Exclude(_Config):
-    """What never appears on the page."""
+    """What never appears on the page: items always, categories and creators while the features can be read (else the
+    answer is degraded and says so).
+    """
 
     items: frozenset[ItemId] = frozenset()
     categories: frozenset[str] = frozenset()
@@ -178,12 +180,29 @@ class SceneFile(_Config):
         return self
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without what would do nothing or something else: a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """See SafeLoader. Raises ConstructorError for a key that is there already."""
+        found: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) and key_node.value != "<<" else None
+            if key is not None and key in found:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            found.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def parse_scenes(text: str, where: str) -> dict[str, Scene]:
     """The scenes of a YAML text. Raises DataError that names the file and the path of every bad value."""
     try:
-        raw = yaml.safe_load(text)
+        raw = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
     except yaml.YAMLError as error:
         raise DataError(f"{where}: not YAML: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # What PyYAML lets out for a date like 2024-13-45, a tag that does not fit its value, or brackets without end.
+        raise DataError(f"{where}: a value cannot be read: {error}") from error
     try:
         return SceneFile.model_validate(raw).scenes
     except ValidationError as error:
@@ -224,11 +243,14 @@ class SceneFileWatch(Scenes):
         self._monotonic = monotonic
         self._stamp: tuple[int, int, int] | None = None
         self.version = ""
+        self._missing = False
         try:
             self._stamp = self._stat()
             super().__init__(self._read())
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8: {error}") from error
         self._checked_at = monotonic()
 
     def current(self) -> dict[str, Scene]:
@@ -245,8 +267,15 @@ class SceneFileWatch(Scenes):
                 return
             self._stamp = stamp
             self._scenes = self._read()
+            self._missing = False
             _log.info("scenes reloaded: %s, version %s", self._path, self.version)
-        except (OSError, UnicodeDecodeError, DataError) as error:
+        except OSError as error:
+            # Looked at again every time: the file may be in the middle of being replaced.
+            if not self._missing:
+                _log.error("scenes kept at version %s, the file cannot be read: %s", self.version, error)
+            self._missing, self._stamp = True, None
+        except (UnicodeDecodeError, DataError) as error:
+            self._missing = False
             _log.error("scenes kept at version %s, the new file is not usable: %s", self.version, error)
 
     def _stat(self) -> tuple[int, int, int]:

@@ -89,3 +89,58 @@ def test_reload_takes_good_versions_and_keeps_the_last_good_one(
     write("scenes: {b: {}}")
     with pytest.raises(BadRequest):
         scenes.get("a")
+
+
+UNREADABLE = [
+    "scenes: {a: {pools: {fixed: [2024-13-45]}}}",
+    "scenes: {a: {page_size: 1" + "0" * 5000 + "}}",
+    "scenes: " + "[" * 5000,
+    'scenes: {a: !!timestamp "x"}',
+    'scenes: {a: !!bool "x"}',
+    "scenes: {a: {}, a: {page_size: 5}}",
+    "scenes: {a: {page_size: 5, page_size: 7}}",
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_whatever_yaml_lets_out_names_the_file(text: str) -> None:
+    with pytest.raises(DataError, match=r"^some\.yaml: "):
+        parse_scenes(text, "some.yaml")
+
+
+@pytest.mark.parametrize("text", [*UNREADABLE, b"\xff"])
+def test_no_file_takes_the_scenes_away(tmp_path: Path, text: str | bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path, now = tmp_path / "scenes.yaml", [0.0]
+    path.write_text("scenes: {a: {page_size: 6}}")
+    scenes = SceneFileWatch(path, lambda: now[0])
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    now[0] += 2.0
+    assert scenes.get("a").page_size == 6
+    assert "scenes kept at version" in caplog.text
+
+
+def test_a_file_that_is_gone_is_reported_once_and_read_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now = tmp_path / "scenes.yaml", [0.0]
+    path.write_text("scenes: {a: {page_size: 6}}")
+    scenes = SceneFileWatch(path, lambda: now[0])
+    path.unlink()
+    for _ in range(3):
+        now[0] += 2.0
+        assert scenes.get("a").page_size == 6
+    assert len(caplog.records) == 1
+    path.write_text("scenes: {a: {page_size: 7}}")
+    now[0] += 2.0
+    assert scenes.get("a").page_size == 7
+
+
+def test_a_file_that_is_not_utf8_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "scenes.yaml").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="not UTF-8"):
+        SceneFileWatch(tmp_path / "scenes.yaml")
+
+
+def test_merged_keys_may_be_overridden() -> None:
+    text = "scenes: {a: &a {page_size: 5, coarse_keep: 9}, b: {<<: *a, page_size: 6}}"
+    assert parse_scenes(text, "f")["b"].page_size == 6
