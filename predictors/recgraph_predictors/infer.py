@@ -24,7 +24,10 @@ from recgraph.models.base import Tensors
 
 Infer = Callable[[pb.ModelInferRequest], Awaitable[pb.ModelInferResponse]]
 """Raises InvalidInput, ModelNotFound, ModelNotReady, or an exception of grpc_interceptor with its own status."""
-METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+_SERVICE: Final = "/inference.GRPCInferenceService"
+METHOD: Final = f"{_SERVICE}/ModelInfer"
+_REPOSITORY: Final = frozenset({f"{_SERVICE}/RepositoryModelLoad", f"{_SERVICE}/RepositoryModelUnload"})
+"""With these anyone could take the model away; a process serves the model of its bundle (see recgraph.edge)."""
 _STATUS: Final = {
     InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
@@ -47,6 +50,8 @@ class InferEdge(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # no types
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """The handler of a call."""
+        if details.method in _REPOSITORY:
+            return grpc.unary_unary_rpc_method_handler(_refuse)
         return self._handler if details.method == METHOD else await continuation(details)
 
     async def _answer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
@@ -57,6 +62,10 @@ class InferEdge(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # no types
                 await context.abort(_STATUS[type(error)], str(error))
             except GrpcException as error:
                 await context.abort(error.status_code, error.details)
+
+
+async def _refuse(request: bytes, context: Any) -> bytes:
+    return await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this process serves the model of its bundle")  # type: ignore[no-any-return]
 
 
 def install(model_name: str, infer: Infer) -> None:

@@ -116,7 +116,8 @@ class Predictor(host.HostedModel):
             return self._model.predict(inputs())
         except KeyError as error:
             raise InvalidInput(f"{self._stage}: the input {error} is missing") from error
-        except (DataError, ValueError) as error:
+        except (DataError, ValueError, TypeError, IndexError) as error:
+            # numpy's words for tensors of another type, rank or width than the model's.
             raise InvalidInput(f"{self._stage}: {error}") from error
 
     def _deps(self) -> StageDeps:

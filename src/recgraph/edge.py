@@ -22,6 +22,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _JSON: Final = (b"content-type", b"application/json")
 _CLOSE: Final = (b"connection", b"close")
+_REPOSITORY: Final = "/v2/repository/"
+"""Where the server lets anyone unload its model, which then would not be ready for any probe until a restart."""
 _DISCARD_BYTES: Final = 16 << 20
 
 
@@ -63,6 +65,8 @@ class Edge:
             await self._app(scope, receive, send)
         elif scope["method"] == "GET" and scope["path"] == self._ready_path and not self._serving:
             await _respond(send, 503, b'{"error":"not ready"}', close=self._state.draining)
+        elif scope["path"].startswith(_REPOSITORY) and scope["method"] == "POST":
+            await _respond(send, 403, b'{"error":"this process serves the model of its bundle"}', close=False)
         elif self._answer and scope["method"] == "POST" and scope["path"] == self._predict_path:
             await self._predict(self._answer, scope, receive, self._closing(send))
         else:
@@ -73,7 +77,8 @@ class Edge:
         return self._state.ready and not self._state.draining
 
     async def _predict(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        # Values are UTF-8, as the gateway sends an id that has more than ASCII.
+        headers = {name.decode("latin-1"): value.decode("utf-8", "replace") for name, value in scope["headers"]}
         try:
             body = await _read(receive, headers.get("content-length", ""))
         except TooLarge as error:

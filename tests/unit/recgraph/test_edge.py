@@ -98,3 +98,15 @@ async def test_a_draining_process_answers_and_closes() -> None:
     assert (b"connection", b"close") in sent[0]["headers"]
     sent, _ = await _ask(ProcessState("fine", ready=True), "POST", PREDICT, [b"{}"])
     assert (b"connection", b"close") not in sent[0]["headers"]
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/models/fine/unload", "/v2/repository/models/fine/load"])
+async def test_nobody_takes_the_model_away(path: str) -> None:
+    sent, app = await _ask(ProcessState("fine", ready=True), "POST", path, [b""])
+    assert (sent[0]["status"], app.path) == (403, "")
+
+
+async def test_header_values_are_utf8() -> None:
+    state = ProcessState("fine", ready=True)
+    _, app = await _ask(state, "POST", PREDICT, [b"{}"], {"x-request-id": "réq_用"})
+    assert app.headers["x-request-id"] == "réq_用"

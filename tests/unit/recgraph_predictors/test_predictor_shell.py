@@ -111,6 +111,8 @@ async def test_rest_is_answered_in_json() -> None:
     [
         (_grpc(x=np.zeros(1, np.float32)), "the input 'item_id' is missing"),
         (_grpc(item_id=_ids(*[b"a"] * 9)), "too many"),
+        (_grpc(item_id=np.zeros((), np.float32)), "unsized"),
+        (_grpc(item_id=np.zeros(2, np.float32)), "has no len"),
         (_cut_short(), "shape"),
         (_one_content_too_many(), "1 inputs, 2 raw contents"),
     ],
@@ -178,3 +180,17 @@ async def test_more_than_the_limit_is_refused_and_a_cancelled_call_leaves_the_qu
     await running
     await predictor.infer(_grpc(item_id=_ids(b"a")))
     assert model.calls == 2, "the cancelled call never ran"
+
+
+@pytest.mark.parametrize("method", ["RepositoryModelLoad", "RepositoryModelUnload"])
+async def test_nobody_takes_the_model_away(method: str) -> None:
+    server = grpc.aio.server(interceptors=(infer.InferEdge("fine", _predictor(_Model()).infer),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            asked = pb.RepositoryModelUnloadRequest(model_name="fine").SerializeToString()
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(asked)
+            assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
+    finally:
+        await server.stop(None)
