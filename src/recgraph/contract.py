@@ -19,6 +19,8 @@ from recgraph.errors import BadRequest, ClientError, RecgraphError, TooLarge
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_ITEMS: Final = 5_000
 MAX_FEATURES: Final = 200
+MAX_CONTEXT_BYTES: Final = 256 << 10
+"""Of a client's context: it travels through all stages, beside candidates that have to fit into the same body."""
 MAX_ID_BYTES: Final = 256
 MAX_PAGE: Final = 500
 
@@ -27,6 +29,8 @@ Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES)]
 T = TypeVar("T")
 Scalar = bool | int | float | str | None
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
+# Objects with keys of the sender's choice: msgspec calls each of them `[...]`.
+_VALUES: Final[dict[str, type]] = {"$.context": Scalar, "$.arm": dict[str, bool], "$.bundle.stages": Id}  # type: ignore[dict-item]
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -163,6 +167,8 @@ def parse_request(body: bytes, *, request_id: str = "", traceparent: str = "") -
         traceparent=_trace_context(request.traceparent or traceparent),
     )
     _check(envelope)
+    if len(body) > MAX_CONTEXT_BYTES:
+        _check_size(len(_encoder.encode(envelope.context)), MAX_CONTEXT_BYTES, "$.context", "bytes")
     envelope.items = envelope.scores = None
     return envelope
 
@@ -231,19 +237,40 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _bad_value(str(error)) from error
+        raise _bad_value(str(error), body) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body is not JSON: {error}", "$") from error
     except RecursionError as error:
         raise BadRequest("The body is nested too deeply", "$") from error
 
 
-def _bad_value(message: str) -> ClientError:
+def _bad_value(message: str, body: bytes) -> ClientError:
     """msgspec's message (`Expected ... - at `$.user`) as reason and path; a missing field is part of the path."""
     reason, _, rest = message.partition(" - at `")
-    path = rest.rstrip("`") or "$"
+    path = _with_key(rest.rstrip("`") or "$", body)
     missing = _MISSING_FIELD.search(reason)
     return BadRequest(reason, f"{path}.{missing.group(1)}" if missing else path)
+
+
+def _with_key(path: str, body: bytes) -> str:
+    """The path with the key that msgspec leaves out (`$.context[...]`): that of the first value that does not fit."""
+    where, left_out, rest = path.partition("[...]")
+    kind = _VALUES.get(where)
+    if not left_out or kind is None:
+        return path
+    try:
+        found: bytes | msgspec.Raw = body
+        for name in where.split(".")[1:]:
+            found = msgspec.json.decode(found, type=dict[str, msgspec.Raw])[name]
+        values = msgspec.json.decode(found, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, KeyError, RecursionError):
+        return path  # what comes after the bad value is no JSON either
+    for key, value in values.items():
+        try:
+            msgspec.json.decode(value, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            return f"{where}.{key[:64]}{rest}"
+    return path
 
 
 def _check(envelope: Envelope) -> None:

@@ -63,7 +63,7 @@ def _refused(body: bytes) -> ClientError:
         (_body(context={"hour": "9"}), "$.context.hour", "from 0 to 23"),
         (_body(context={"weekday": True}), "$.context.weekday", "from 0 to 6"),
         (_body(context={"device": 3}), "$.context.device", "Expected `str`"),
-        (_body(context={"x": [1]}), "$.context[...]", "got `array`"),
+        (_body(context={"x": [1]}), "$.context.x", "got `array`"),
     ],
 )
 def test_bad_values_are_named_by_their_path(body: bytes, path: str, says: str) -> None:
@@ -179,3 +179,33 @@ def test_ids_are_refused_exactly_beyond_256_bytes(items: list[str]) -> None:
 def test_no_body_makes_anything_but_an_envelope_or_a_client_error(body: bytes) -> None:
     with contextlib.suppress(ClientError):
         contract.parse_request(body)
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        (b'"context":{"ok":1,"odd":[1],"odder":{}}', "$.context.odd"),
+        (b'"context":{"n":1e999}', "$.context.n"),
+        (b'"context":{"deep":' + b"[" * 3000 + b"1" + b"]" * 3000 + b"}", "$.context[...]"),
+        (b'"arm":{"fine":{"stable":true},"recall":1}', "$.arm.recall"),
+        (b'"bundle":{"version":"v","stages":{"fine":1}}', "$.bundle.stages.fine"),
+        (b'"context":{"odd":[1]},nonsense', "$.context[...]"),
+    ],
+)
+def test_a_value_under_a_key_of_the_senders_is_named_with_the_key(more: bytes, path: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        contract.parse_envelope(b'{"user":{"user_id":"u","scene":"s"},' + more + b"}", needs_items=False)
+    assert caught.value.path == path
+
+
+def test_a_context_too_large_to_travel_is_refused_at_the_door() -> None:
+    def body(size: int) -> bytes:
+        return b'{"user":{"user_id":"u","scene":"s"},"context":{"x":"' + b"a" * size + b'"}}'
+
+    assert (
+        len(contract.parse_request(body(contract.MAX_CONTEXT_BYTES - 10)).context["x"])
+        == contract.MAX_CONTEXT_BYTES - 10
+    )  # type: ignore[arg-type]
+    with pytest.raises(TooLarge) as caught:
+        contract.parse_request(body(contract.MAX_CONTEXT_BYTES))
+    assert caught.value.path == "$.context"
