@@ -95,6 +95,26 @@ def test_the_router_itself_has_no_limit_on_the_body(run: Run, upstream: Upstream
         assert client.send(body).body == body
 
 
+def test_a_compressed_body_goes_on_as_it_came(run: Run, upstream: Upstream) -> None:
+    body = gzip.compress(b'{"a":1}')
+    with run(sequence({"serviceUrl": upstream.url("echo")})) as client:
+        answer = client.send(body, Content_Encoding="gzip")
+    assert (answer.status, answer.body) == (200, body)
+    assert "content-encoding" not in upstream.seen[0].headers
+
+
+def test_who_asks_whether_to_send_the_body_is_told_to(run: Run, upstream: Upstream) -> None:
+    with (
+        run(sequence({"serviceUrl": upstream.url("echo")})) as client,
+        socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection,
+    ):
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"[1]")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert upstream.seen[0].body == b"[1]"
+
+
 def test_request_headers_are_not_propagated(run: Run, upstream: Upstream) -> None:
     with run(sequence({"serviceUrl": upstream.url("echo")})) as client:
         client.send(X_Request_Id="r1", traceparent="00-1", Authorization="Bearer x")

@@ -70,6 +70,8 @@ class GraphServer:
     async def _read(self, request: web.BaseRequest) -> tuple[bytes, bool]:
         """The body and whether it is whole: what has come within the read timeout is used, as in the real router."""
         chunks: list[bytes] = []
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # who asks waits a while for it
         try:
             async with asyncio.timeout(self._timeouts.server_read):
                 async for chunk in request.content.iter_any():
@@ -106,6 +108,7 @@ async def serving(spec: GraphSpec, host: str, port: int, patterns: Patterns = ()
             request_factory=_request,
             keepalive_timeout=timeouts.server_idle,
             access_log=None,
+            auto_decompress=False,  # the body goes on as it came, without its headers
         )
         runner = web.ServerRunner(server, shutdown_timeout=2.0)
         await runner.setup()
