@@ -11,7 +11,6 @@ import typer
 from recgraph.cli.output import Output, OutputOption, errors, print_json, print_table, progress
 from recgraph.local import runner
 from recgraph.local.state import State, load_state
-from recgraph.repository import graph_file, scenes_file
 
 app = typer.Typer(no_args_is_help=True, help="Run the graph on this machine.")
 
@@ -41,9 +40,7 @@ def up(
     Exit code 0: it is up (also when it was before). 1: it could not be started, and nothing is left running.
     """
     with errors():
-        options = runner.Options(
-            home, graph or graph_file(), scenes or scenes_file(), port, bundle, wall_clock, timeout
-        )
+        options = runner.Options(home, graph, scenes, port, bundle, wall_clock, timeout)
         state = runner.up(options, progress)
         typer.echo(f"the graph answers on {state.url} with bundle {state.bundle_version}")
         if foreground:

@@ -15,6 +15,7 @@ from recgraph.local.supervise import ProcessPlan
 
 HOST: Final = "127.0.0.1"
 ENTRY: Final = "entry"
+ROUTER: Final = "router"
 # One thread per library: the stages' own executors are the parallelism, and two cores are shared by ten processes.
 _QUIET_THREADS: Final = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -88,7 +89,7 @@ def _router(cluster: Cluster, services: Mapping[str, int]) -> ProcessPlan:
     command = [*_python("recgraph.local.router"), "--graph", str(cluster.graph), "--port", str(cluster.port)]
     for name, port in services.items():
         command += ["--service", f"{name}=http://{HOST}:{port}"]
-    return ProcessPlan("router", command, _ENVIRONMENT, cluster.port, f"http://{HOST}:{cluster.port}/readyz")
+    return ProcessPlan(ROUTER, command, _ENVIRONMENT, cluster.port, f"http://{HOST}:{cluster.port}/readyz")
 
 
 def _python(module: str) -> list[str]:

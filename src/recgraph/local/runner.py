@@ -16,10 +16,11 @@ import psutil
 from recgraph.bundle.store import Bundle, latest
 from recgraph.cache import publish_pools
 from recgraph.local import client
-from recgraph.local.plan import HOST, Cluster, plans
+from recgraph.local.plan import HOST, ROUTER, Cluster, plans
 from recgraph.local.state import ProcessRecord, State, forget_state, load_state, record, save_state
 from recgraph.local.supervise import LocalError, check_alive, is_ready, memory_bytes, start, stop, wait_ready
 from recgraph.redis_process import RedisProcess, start_redis
+from recgraph.repository import graph_file, scenes_file
 from recgraph.scenes import parse_scenes
 
 Report = Callable[[str], None]
@@ -36,11 +37,11 @@ FEATURES, CACHES = "redis-features", "redis-caches"
 
 @dataclass(frozen=True)
 class Options:
-    """What `up` is asked for. `bundle` None takes the newest of the workspace."""
+    """What `up` is asked for. None is whatever runs already, else the newest bundle and the checkout's files."""
 
     home: Path
-    graph: Path
-    scenes: Path
+    graph: Path | None = None
+    scenes: Path | None = None
     port: int = 8080
     bundle: Path | None = None
     wall_clock: bool = False
@@ -131,22 +132,28 @@ def _row(one: ProcessRecord) -> Row:
 
 
 def _running(options: Options, report: Report) -> State | None:
-    """The state, where everything already runs as asked. What is left of a broken start is stopped."""
+    """The state, where everything already runs as asked. What is left of a broken start is stopped.
+
+    Raises LocalError where it runs otherwise than asked, or does not get ready.
+    """
     state = load_state(options.run)
     if state is None:
         return None
     alive = state.alive()
-    if len(alive) < len(state.processes):
+    # The router is started last: without it somebody ended the command that started the others.
+    if len(alive) < len(state.processes) or all(one.name != ROUTER for one in alive):
         report(f"stopping what is left of an earlier start ({len(alive)} of {len(state.processes)} processes)")
         _stop_in_order(alive, report)
         forget_state(options.run)
         return None
-    wanted = options.bundle or Path(state.bundle)
-    if state.port != options.port or wanted.resolve() != Path(state.bundle):
+    asked = ((options.bundle, state.bundle), (options.scenes, state.scenes), (options.graph, state.graph))
+    other = [str(path) for path, runs in asked if path is not None and runs and str(path.resolve()) != runs]
+    if state.port != options.port or other or (options.wall_clock and state.clock_offset_s):
         raise LocalError(
-            f"the graph of {options.home} is up on port {state.port} with bundle {state.bundle_version}: "
-            "run `recgraph local down` first"
+            f"the graph of {options.home} is up on port {state.port} with bundle {state.bundle_version}"
+            f"{''.join(f', not with {path}' for path in other)}: run `recgraph local down` first"
         )
+    wait_ready(state.processes, options.timeout_s, _silent)
     return state
 
 
@@ -157,32 +164,42 @@ def _start_all(options: Options, bundle: Bundle, started: list[ProcessRecord], r
     offset = 0.0 if options.wall_clock else bundle.manifest.lineage.data_window.end - time.time()
     cluster = Cluster(
         bundle=bundle.path.resolve(),
-        scenes=options.scenes.resolve(),
+        scenes=(options.scenes or scenes_file()).resolve(),
         features_redis=features.url,
         caches_redis=caches.url,
         clock_offset_s=offset,
-        graph=options.graph.resolve(),
+        graph=(options.graph or graph_file()).resolve(),
         port=options.port,
     )
-    state = State(options.port, str(cluster.bundle), bundle.version, offset, features.url, caches.url, started)
+    state = State(
+        port=options.port,
+        bundle=str(cluster.bundle),
+        bundle_version=bundle.version,
+        clock_offset_s=offset,
+        features_redis=features.url,
+        caches_redis=caches.url,
+        processes=started,
+        scenes=str(cluster.scenes),
+        graph=str(cluster.graph),
+    )
     for plan in plans(cluster):
         started.append(start(plan, options.run / "logs"))
         save_state(options.run, state)  # so that `down` finds everything even if this process is killed
     wait_ready(started, options.timeout_s, lambda name: report(f"{name} is ready"))
-    _warm(options, report)
+    _warm(cluster.scenes, options.port, report)
     return state
 
 
-def _warm(options: Options, report: Report) -> None:
+def _warm(scenes: Path, port: int, report: Report) -> None:
     """Asks the whole graph until it answers in full: every stage has warmed up alone, the way between them has not.
 
     What it says instead is reported and no error: a graph that degrades is up.
     """
-    scene = next(iter(parse_scenes(options.scenes.read_text(encoding="utf-8"), str(options.scenes))))
+    scene = next(iter(parse_scenes(scenes.read_text(encoding="utf-8"), str(scenes))))
     full, last = 0, ""
     for _ in range(_WARM_REQUESTS):
         try:
-            answer = client.ask(options.port, _WARM_USER, scene, explain=False)
+            answer = client.ask(port, _WARM_USER, scene, explain=False)
         except client.GraphError as error:
             report(f"the graph's first answer: {error}")
             return

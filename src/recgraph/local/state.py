@@ -49,6 +49,8 @@ class State(msgspec.Struct, frozen=True):
     features_redis: str
     caches_redis: str
     processes: list[ProcessRecord]
+    scenes: str = ""
+    graph: str = ""
 
     @property
     def url(self) -> str:

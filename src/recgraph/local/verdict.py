@@ -20,7 +20,8 @@ class NoRecord(DataError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """`outcome` is shown, removed, lost (a stage did not get it though the one before kept it) or never_candidate.
+    """`outcome` is shown, removed, lost (a stage did not get it though the one before kept it), never_candidate, or
+    unknown (recall left no record).
 
     `stage` is where it ended, `text` one sentence for people, `path` what each stage of the record did with it.
     """
@@ -56,6 +57,9 @@ def judge(request_id: str, item: str, records: dict[str, StageRecord]) -> Verdic
     if ended is not None and not _kept_later(path, ended):
         text = f"{item} was removed at {ended.stage}: {ended.reason}"
         return Verdict(request_id, item, "removed", ended.stage, text, path)
+    if not kept and RANKING_STAGES[0] not in records:
+        text = f"{item} is in no part of the record, but recall's is missing: whether it was a candidate is not known"
+        return Verdict(request_id, item, "unknown", "recall", text, path)
     if not kept:
         text = f"{item} was never a candidate: recall did not bring it for this request"
         return Verdict(request_id, item, "never_candidate", "recall", text, path)

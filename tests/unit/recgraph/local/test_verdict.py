@@ -70,6 +70,13 @@ def test_a_record_that_breaks_off_says_so() -> None:
     assert "which left no record" in verdict.text
 
 
+def test_without_recalls_record_nobody_knows_what_it_brought() -> None:
+    rest = {stage: part for stage, part in RECORDS.items() if stage != "recall"}
+    assert (judge("r1", "x", rest).outcome, judge("r1", "x", rest).stage) == ("unknown", "recall")
+    assert judge("r1", "c", rest).outcome == "removed"
+    assert judge("r1", "b", rest).outcome == "shown"
+
+
 def test_an_item_that_a_later_stage_brought_back_was_shown() -> None:
     records = RECORDS | {"rerank": record("rerank", ["c"])}
     assert judge("r1", "c", records).outcome == "shown"
