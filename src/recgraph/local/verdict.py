@@ -46,7 +46,7 @@ def read_record(url: str, request_id: str) -> dict[str, StageRecord]:
             f"there is no record of request {request_id!r}: the id is unknown, or its record has expired (they are "
             "kept for an hour), or it was not kept (every request with `explain` is, of the others a sample)"
         )
-    return decode({stage.decode(): value for stage, value in found.items()})
+    return decode({stage.decode("utf-8", "replace"): value for stage, value in found.items()})
 
 
 def judge(request_id: str, item: str, records: dict[str, StageRecord]) -> Verdict:
@@ -55,13 +55,14 @@ def judge(request_id: str, item: str, records: dict[str, StageRecord]) -> Verdic
     kept = [one for one in path if one.status == "kept"]
     ended = next((one for one in path if one.status == "removed"), None)
     if ended is not None and not _kept_later(path, ended):
-        text = f"{item} was removed at {ended.stage}: {ended.reason}"
+        text = f"{item} was removed at {ended.stage}: {ended.reason}{_fell_back(records[ended.stage])}"
         return Verdict(request_id, item, "removed", ended.stage, text, path)
     if not kept and RANKING_STAGES[0] not in records:
         text = f"{item} is in no part of the record, but recall's is missing: whether it was a candidate is not known"
         return Verdict(request_id, item, "unknown", "recall", text, path)
     if not kept:
-        text = f"{item} was never a candidate: recall did not bring it for this request"
+        recall = records[RANKING_STAGES[0]]
+        text = f"{item} was never a candidate: recall did not bring it for this request{_fell_back(recall)}"
         return Verdict(request_id, item, "never_candidate", "recall", text, path)
     last = kept[-1]
     if last is path[-1] and last.stage == RANKING_STAGES[-1]:
@@ -77,6 +78,12 @@ def judge(request_id: str, item: str, records: dict[str, StageRecord]) -> Verdic
 def _kept_later(path: list[Fate], ended: Fate) -> bool:
     """A pinned item or a backfill may come back after an earlier stage had removed it."""
     return any(one.status == "kept" for one in path[path.index(ended) + 1 :])
+
+
+def _fell_back(record: StageRecord) -> str:
+    """What the stage did instead of its work, if it did: the reason behind the reason."""
+    said = [f"{one.reason}, answered with {one.action}" for one in record.degraded if one.stage == record.stage]
+    return f" ({record.stage} was degraded: {'; '.join(said)})" if said else ""
 
 
 def _after(stage: str) -> str:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from recgraph.cache import record_key
+from recgraph.contract import Degraded
 from recgraph.errors import DataError
 from recgraph.local.verdict import NoRecord, judge, read_record
 from recgraph.records import StageRecord, encode
@@ -68,6 +70,24 @@ def test_a_record_that_breaks_off_says_so() -> None:
     verdict = judge("r1", "b", {"recall": RECORDS["recall"]})
     assert (verdict.outcome, verdict.stage) == ("lost", "coarse")
     assert "which left no record" in verdict.text
+
+
+def test_a_stage_that_fell_back_says_so() -> None:
+    fallback = [Degraded(stage="coarse", reason="predictor_timeout", action="order_of_recall")]
+    records = RECORDS | {"coarse": replace(RECORDS["coarse"], degraded=fallback)}
+    assert judge("r1", "c", records).text == (
+        "c was removed at coarse: below_cut (coarse was degraded: predictor_timeout, answered with order_of_recall)"
+    )
+    fallback = [Degraded(stage="recall", reason="deadline", action="hot_pool")]
+    records = RECORDS | {"recall": replace(RECORDS["recall"], degraded=fallback)}
+    assert judge("r1", "x", records).text.endswith("(recall was degraded: deadline, answered with hot_pool)")
+
+
+def test_a_record_of_somebody_elses_is_an_error(server: RedisProcess) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.hset(record_key("odd"), b"\xff", b"{}")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_record(server.url, "odd")
 
 
 def test_without_recalls_record_nobody_knows_what_it_brought() -> None:
