@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "recgraph.serviceAccountName" -}}
-{{- .Values.serviceAccount.name | default (include "recgraph.fullname" .) -}}
+{{- .Values.serviceAccount.name | default (ternary (include "recgraph.fullname" .) "default" .Values.serviceAccount.create) -}}
 {{- end -}}
 
 {{/* An image of the values: a digest goes before a tag, a tag before the chart's appVersion. */}}
@@ -69,7 +69,7 @@ capabilities:
 {{- define "recgraph.redisName" -}}
 {{- $alias := printf "redis-%s" .which -}}
 {{- $values := index .root.Values $alias -}}
-{{- $values.fullnameOverride | default (printf "%s-%s" .root.Release.Name ($values.nameOverride | default $alias)) | trunc 52 | trimSuffix "-" -}}
+{{- include "redis.fullname" (dict "Values" $values "Release" .root.Release "Chart" (dict "Name" $alias)) -}}
 {{- end -}}
 
 {{/* Environment with the URL of a Redis as RECGRAPH_<WHICH>_REDIS: arguments dict root, which. */}}

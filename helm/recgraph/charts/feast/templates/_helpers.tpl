@@ -2,7 +2,8 @@
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (default .Chart.Name .Values.nameOverride) | trunc 40 | trimSuffix "-" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- printf "%s-%s" (.Release.Name | trunc (int (sub 39 (len $name))) | trimSuffix "-") $name -}}
 {{- end -}}
 {{- end -}}
 
@@ -22,6 +23,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "feast.claim" -}}
 {{- .Values.workspace.existingClaim | default (printf "%s-workspace" (include "feast.fullname" .)) -}}
+{{- end -}}
+
+{{/* The port of a registry that is not SQLite; empty for one that is. */}}
+{{- define "feast.registryPort" -}}
+{{- with .Values.registry -}}
+{{- if .existingSecret -}}
+{{- .port -}}
+{{- else if not (hasPrefix "sqlite" .url) -}}
+{{- (urlParse .url).host | regexFind ":[0-9]+$" | trimPrefix ":" | default (toString .port) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The environment of a job: where offline files, registry and online store are. */}}

@@ -2,7 +2,9 @@
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (default .Chart.Name .Values.nameOverride) | trunc 52 | trimSuffix "-" -}}
+{{- /* Of a long release name as much as leaves room for the rest, which tells two of these apart. */ -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- printf "%s-%s" (.Release.Name | trunc (int (sub 51 (len $name))) | trimSuffix "-") $name -}}
 {{- end -}}
 {{- end -}}
 
@@ -18,6 +20,12 @@ app.kubernetes.io/component: redis
 app.kubernetes.io/part-of: recgraph
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* Bytes of a size: a number and its unit of the dict. */}}
+{{- define "redis.bytes" -}}
+{{- $unit := regexFind "[A-Za-z]*$" .size -}}
+{{- printf "%.0f" (mulf (trimSuffix $unit .size | float64) (get .units $unit)) -}}
 {{- end -}}
 
 {{- define "redis.secretName" -}}
