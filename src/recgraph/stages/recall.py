@@ -58,25 +58,30 @@ class RecallStage(Stage):
         return await self._merge(run, channels, seen)
 
     async def fallback(self, run: Run, reason: str) -> Outcome:
-        """The last result, the hot pool, or the fixed list: the first that has anything left after the blocklist.
-        Pinned items stand before it, as ever.
+        """The pinned items, and behind them the last result, the hot pool, or the fixed list: the first that has
+        anything left after the blocklist. One that is too short for a page has the next ones behind it.
         """
+        merged, removed, answered = Merged([], []), dict[str, list[str]](), ""
         for action, source, items in (
+            ("", "pin", _pins(run)),
             ("last_result", "last", await self._last_result(run)),
             ("hot_pool", "hot", await self._hot(run)),
             ("fixed_pool", "fixed", list(run.scene.pools.fixed)),
         ):
-            channels = {"pin": _pins(run), source: items}
-            cleaned, removed = clean(channels, [("blocked", run.scene.filters.blocklist)], ahead="pin")
-            merged = by_quota(cleaned, {"pin": _FIRST})
-            if cleaned[source]:
-                run.degrade(self.name, reason, action)
-                total = run.scene.recall.total
-                return _outcome(
-                    merged, range(min(total, len(merged.items))), {**removed, "over_quota": merged.items[total:]}
-                )
-        run.degrade(self.name, reason, "empty")
-        return Outcome([], sources=[])
+            if answered and len(merged.items) >= run.scene.rerank_best:
+                break
+            rules = [("blocked", run.scene.filters.blocklist), ("duplicate", frozenset(merged.items))]
+            cleaned, gone = clean({source: items}, rules)
+            merged.items.extend(cleaned[source])
+            merged.sources.extend([source] * len(cleaned[source]))
+            for why, ids in gone.items():
+                removed.setdefault(why, []).extend(ids)
+            answered = answered or (action if cleaned[source] else "")
+        run.degrade(self.name, reason, answered or "empty")
+        total = run.scene.recall.total
+        if not answered:
+            return Outcome([], sources=[])
+        return _outcome(merged, range(min(total, len(merged.items))), {**removed, "over_quota": merged.items[total:]})
 
     async def _merge(self, run: Run, channels: dict[str, list[str]], seen: frozenset[str]) -> Outcome:
         pinned = frozenset(channels["pin"])

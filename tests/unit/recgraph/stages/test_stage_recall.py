@@ -111,7 +111,7 @@ async def test_fallback_is_the_last_result_then_the_hot_pool_then_the_fixed_list
     )
     ready.memory.last["u"] = ["x", "y"]
     envelope = await ready.stage("recall", answer).run(ready.envelope())
-    assert (envelope.items, envelope.sources) == (["x", "y"], ["last", "last"])
+    assert (envelope.items[:3], envelope.sources[:3]) == (["x", "y", "h0"], ["last", "last", "hot"])
     assert [(each.reason, each.action) for each in envelope.degraded] == [(reason, "last_result")]
     ready.memory.last.clear()
     envelope = await ready.stage("recall", answer).run(ready.envelope())
@@ -186,3 +186,17 @@ async def test_pins_stand_in_the_fallback_too(ready: Any) -> None:
     ready.bundle.pools = {}
     envelope = await ready.stage("recall", StageFailure("predictor_error")).run(ready.envelope())
     assert envelope.degraded[0].action == "empty", "pins alone are no pool"
+
+
+async def test_a_last_result_too_short_for_a_page_has_the_hot_pool_behind_it(ready: Any) -> None:
+    ready.memory.last["u"] = ["l0", "h3", "l1"]
+    envelope = await ready.stage("recall", StageFailure("predictor_error")).run(ready.envelope())
+    assert envelope.items[:5] == ["l0", "h3", "l1", "h0", "h1"]
+    assert envelope.sources[:4] == ["last", "last", "last", "hot"]
+    assert len(envelope.items) == SCENE.recall.total
+    assert [(one.reason, one.action) for one in envelope.degraded] == [("predictor_error", "last_result")]
+    trace = envelope.trace[-1]
+    assert trace.received == trace.kept + sum(trace.removed.values())
+    ready.memory.last["u"] = [f"l{number}" for number in range(SCENE.rerank_best)]
+    envelope = await ready.stage("recall", StageFailure("predictor_error")).run(ready.envelope())
+    assert set(envelope.sources) == {"last"}, "a long one stands alone"
