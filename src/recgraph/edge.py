@@ -50,7 +50,9 @@ Answer = Callable[[bytes, dict[str, str]], Awaitable[Reply]]
 
 
 class Edge:
-    """Wraps the server's ASGI app. With `answer`, predictions of the process's own model are answered here."""
+    """Wraps the server's ASGI app. With `answer`, predictions of the process's own model are answered here, and the
+    server is left with what can be read: readiness, metadata, metrics.
+    """
 
     def __init__(self, app: App, state: ProcessState, answer: Answer | None = None) -> None:
         self._app = app
@@ -69,8 +71,12 @@ class Edge:
             await _respond(send, 403, b'{"error":"this process serves the model of its bundle"}', close=False)
         elif self._answer and scope["method"] == "POST" and scope["path"] == self._predict_path:
             await self._predict(self._answer, scope, receive, self._closing(send))
+        elif self._answer and scope["method"] not in ("GET", "HEAD"):
+            # The server would read the whole body, and hand v2 requests to a predictor that it knows nothing of.
+            error = b'{"error":"there is nothing here but POST %b"}' % self._predict_path.encode()
+            await _respond(send, 405 if scope["path"] == self._predict_path else 404, error, close=True)
         else:
-            await self._app(scope, receive, self._closing(send))
+            await self._app(scope, _bounded(receive), self._closing(send))
 
     @property
     def _serving(self) -> bool:
@@ -104,6 +110,19 @@ class Edge:
             await send(message)
 
         return closing
+
+
+def _bounded(receive: Receive) -> Receive:
+    """For what the server reads itself: a body without end is a client that has gone."""
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        return message if size <= _DISCARD_BYTES else {"type": "http.disconnect"}
+
+    return bounded
 
 
 async def _read(receive: Receive, announced: str) -> bytes | None:

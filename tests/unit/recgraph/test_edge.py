@@ -57,9 +57,38 @@ async def test_the_body_reaches_the_model_raw_and_whole() -> None:
     assert (app.body, app.headers, app.path) == (b'{"a":1}', headers, "")
 
 
-async def test_another_models_prediction_is_the_servers_to_answer() -> None:
-    _, app = await _ask(ProcessState("fine", ready=True), "POST", "/v1/models/coarse:predict", [b"{}"])
-    assert (app.path, app.body) == ("/v1/models/coarse:predict", b"")
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/models/coarse:predict", 404),
+        ("POST", "/v1/models/fine:explain", 404),
+        ("POST", "/v2/models/fine/infer", 404),
+        ("POST", f"{PREDICT}/", 404),
+        ("PUT", PREDICT, 405),
+    ],
+)
+async def test_nothing_else_takes_a_body(method: str, path: str, status: int) -> None:
+    sent, app = await _ask(ProcessState("fine", ready=True), method, path, [])
+    assert (sent[0]["status"], app.path) == (status, "")
+    assert PREDICT in json.loads(sent[1]["body"])["error"]
+
+
+async def test_what_the_server_reads_itself_has_an_end() -> None:
+    chunks, read = [b" " * (1 << 20)] * 40, list[str]()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": chunks.pop(), "more_body": True}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] != "http.disconnect":
+            read.append(message["type"])
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/fine/infer", "headers": []}
+    await Edge(app, ProcessState("fine", ready=True))(scope, receive, send)
+    assert len(read) == 16
 
 
 async def test_nothing_is_predicted_before_the_warm_up() -> None:
