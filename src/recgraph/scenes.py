@@ -160,10 +160,16 @@ class Scene(_Config):
     pools: Pools = Pools()
 
     @model_validator(mode="after")
-    def _pins_fit(self) -> Self:
+    def _places_fit(self) -> Self:
         beyond = [pin.position for pin in self.rules.pin if pin.position > self.page_size]
         if beyond:
             raise ValueError(f"rules.pin: position {beyond[0]} is beyond the page of {self.page_size}")
+        explored = self.rules.exploration
+        if explored.share > 0.0 and explored.position > self.page_size:
+            raise ValueError(
+                f"rules.exploration: position {explored.position} is beyond the page of {self.page_size}, so that no "
+                "request would explore"
+            )
         return self
 
 

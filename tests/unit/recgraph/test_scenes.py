@@ -36,6 +36,7 @@ def test_default_file_is_valid() -> None:
         ("scenes: {a: {rules: {boost: [{factor: 2, item_id: x, category: y}]}}}", "scenes.a.rules.boost.0"),
         ("scenes: {a: {page_size: 3, rules: {pin: [{item_id: x, position: 4}]}}}", "position 4"),
         ("scenes: {a: {rules: {pin: [{item_id: x, position: 1}, {item_id: y, position: 1}]}}}", "scenes.a.rules"),
+        ("scenes: {a: {page_size: 3, rules: {exploration: {position: 4, share: 1}}}}", "rules.exploration: position"),
         ("scenes: {a: {pools: {scene: b}}}", "scenes.a.pools.scene"),
         ("scenes: {a: {rules: {exploration: {channels: [ads]}}}}", "scenes.a.rules.exploration.channels.0"),
     ],
