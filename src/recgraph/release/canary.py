@@ -46,7 +46,6 @@ class ClusterLike(Protocol):
 
     def pods(self, release: str) -> list[Pod]: ...
     def metrics(self, pod: str) -> str: ...
-    def entrance(self, fullname: str) -> str: ...
     def post(self, service: str, path: str, body: object) -> tuple[int, dict[str, Any]]: ...
     def missing(self, deployments: list[str], services: list[str]) -> str: ...
     def left(self, services: list[str]) -> list[str]: ...
@@ -66,12 +65,15 @@ class Release:
     stages: tuple[str, ...]
     salt: str
     scene: str
+    entrance: str
+    """What clients ask, `SERVICE:PORT`: the gateway, else the graph, whose Service is KServe's."""
+    path: str
 
     @classmethod
     def of(cls, name: str, fullname: str, values: Mapping[str, Any]) -> Release:
         """From all values in force. Raises DataError for a chart that has not these values."""
         try:
-            canary = values["canary"]
+            canary, gateway = values["canary"], values["gateway"]
             return cls(
                 name=name,
                 fullname=fullname,
@@ -82,6 +84,8 @@ class Release:
                 stages=tuple(stage["name"] for stage in values["stages"][1:]),
                 salt=canary["salt"],
                 scene=min(values["scenes"]),
+                entrance=f"{fullname}-gateway:http" if gateway["enabled"] else f"{fullname}:80",
+                path=gateway["paths"][0] if gateway["enabled"] else "/",
             )
         except (KeyError, TypeError) as error:
             raise DataError(f"release {name}: its values are not those of the recgraph chart ({error})") from error
@@ -241,7 +245,7 @@ class Canary:
         stage, bundle = self.release.covered()[0], self.release.canary
         user = {"user_id": "canary-probe", "scene": self.release.scene}
         body = {"user": user, "items": [], "bundle": {"version": bundle}}
-        service = f"{self.release.fullname}-{stage}-canary"
+        service = f"{self.release.fullname}-{stage}-canary:http"
         status, answer = self.cluster.post(service, f"/v1/models/{stage}:predict", body)
         return "" if status == 200 else f"{service} answers {status} {answer.get('error', '')}"
 
@@ -270,10 +274,9 @@ class Canary:
 
     def _answers_otherwise(self, arm: str, bundle: str) -> str:
         """A request of a user of `arm` through the entrance: what is wrong with the answer."""
-        service = self.cluster.entrance(self.release.fullname)
-        path = "/v1/recommend" if service != self.release.fullname else "/"
+        service = self.release.entrance
         body = {"user": {"user_id": self._user_of(arm), "scene": self.release.scene}}
-        status, answer = self.cluster.post(service, path, body)
+        status, answer = self.cluster.post(service, self.release.path, body)
         found = answer.get("bundle") or {}
         named = {found.get("version"), *found.get("stages", {}).values()}
         if status == 200 and bundle in named:

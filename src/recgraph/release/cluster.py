@@ -57,12 +57,6 @@ class Cluster:
                 return str(name)
         raise DataError(f"no recgraph release {release!r} in namespace {self.namespace!r}: it has no entry Service")
 
-    def entrance(self, fullname: str) -> str:
-        """The Service that clients ask: the gateway's, else the graph's."""
-        gateway = f"{fullname}-gateway"
-        names = [service.metadata.name for service in self._list(self._core.list_namespaced_service, "")]
-        return gateway if gateway in names else fullname
-
     def pods(self, release: str) -> list[Pod]:
         """The running pods of all stages, those that are going excepted."""
         found = self._list(self._core.list_namespaced_pod, f"{_of(release)},app.kubernetes.io/component=stage")
@@ -77,8 +71,8 @@ class Cluster:
         return self._proxy("GET", f"pods/{pod}:{_HTTP_PORT}", "/metrics")[1]
 
     def post(self, service: str, path: str, body: object) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of a POST to a Service's port named `http` (the gateway's and the stages'), else 80."""
-        status, text = self._proxy("POST", f"services/{service}:80", path, json.dumps(body).encode())
+        """Status and JSON of a POST to a Service, `NAME:PORT` with the port's name or number."""
+        status, text = self._proxy("POST", f"services/{service}", path, json.dumps(body).encode())
         try:
             answer = json.loads(text)
         except ValueError:

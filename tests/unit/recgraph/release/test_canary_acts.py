@@ -19,6 +19,7 @@ VALUES: dict[str, Any] = {
     "canary": {"bundle": "", "weight": 0, "layers": ["cascade"], "salt": "s"},
     "stages": [{"name": name} for name in ("entry", "recall", "coarse", "fine", "rerank")],
     "scenes": {"home": {}, "away": {}},
+    "gateway": {"enabled": True, "paths": ["/ask", "/v1/recommend"]},
 }
 
 
@@ -79,12 +80,9 @@ class World:
             raise ClusterError("not asked for arms")
         return f"# TYPE recgraph_arms_version gauge\nrecgraph_arms_version {float(self.in_force)}\n"
 
-    def entrance(self, fullname: str) -> str:
-        return f"{fullname}-gateway"
-
     def post(self, service: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         self.log.append(f"ask {service}")
-        if service.endswith("-canary"):
+        if service.endswith("-canary:http"):
             return 200, {"bundle": body["bundle"]}
         found = arms_of.assign(self.release().arms(), body["user"]["user_id"])
         return 200, {"bundle": {"version": found.bundle, "stages": found.stages}}
@@ -126,9 +124,9 @@ def test_start_gives_users_only_to_pods_that_answer() -> None:
         "helm upgrade canary.bundle=v2 canary.weight=0 canary.layers=['cascade']",
         "wait for 8 deployments",
         "wait for 8 deployments",
-        "ask rg-recall-canary",
+        "ask rg-recall-canary:http",
         "helm upgrade canary.weight=5",
-        "ask rg-gateway",
+        "ask rg-gateway:http",
     ]
 
 
@@ -136,7 +134,7 @@ def test_a_canary_of_one_stage_brings_up_one_stage() -> None:
     world = World()
     log = _run(world, "start", "v2", 50.0, ["fine"])
     assert "wait for 2 deployments" in log
-    assert "ask rg-fine-canary" in log
+    assert "ask rg-fine-canary:http" in log
     assert world.release().covered() == ("fine",)
     with pytest.raises(Usage, match=r"covers only fine.*start rg --bundle v2"):
         _canary(world).promote()
@@ -147,10 +145,10 @@ def test_promote_moves_the_users_before_the_pods_go() -> None:
     _run(world, "start", "v2", 5.0, ["cascade"])
     assert _run(world, "promote") == [
         "helm upgrade canary.weight=100",
-        "ask rg-gateway",
+        "ask rg-gateway:http",
         "sleep 95",
         "helm upgrade bundles.stable=v2 canary.bundle= canary.weight=0",
-        "ask rg-gateway",
+        "ask rg-gateway:http",
     ]
     release = world.release()
     assert (release.stable, release.canary, release.weight) == ("v2", "", 0.0)
@@ -163,7 +161,7 @@ def test_abort_sends_users_back_before_anything_else() -> None:
         "entry-0: recgraph.release weight 0",
         "sleep 3",
         "helm upgrade canary.bundle= canary.weight=0",
-        "ask rg-gateway",
+        "ask rg-gateway:http",
     ]
     assert (world.release().stable, world.release().canary) == ("v1", "")
 
@@ -210,3 +208,10 @@ def test_a_plan_changes_nothing_and_names_what_would_change() -> None:
     assert planned[0][1] == ["helm", "upgrade", "canary.bundle=v2", "canary.weight=0", "canary.layers=['fine']"]
     assert planned[0][2] == {"created": ["InferenceService/rg-fine-v2"], "removed": [], "changed": []}
     assert [objects for _, _, objects in planned if objects][1] == {"created": [], "removed": [], "changed": []}
+
+
+def test_it_asks_what_clients_ask() -> None:
+    release = World().release()
+    assert (release.entrance, release.path) == ("rg-gateway:http", "/ask")
+    bare = Release.of("rg", "rg", VALUES | {"gateway": {"enabled": False, "paths": ["/ask"]}})
+    assert (bare.entrance, bare.path) == ("rg:80", "/")
