@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from recgraph.bundle import Bundle, IdMap
 from recgraph.features.assembly import ITEM_FEATURES, MAX_CLICKS, USER_FEATURES
@@ -46,11 +45,7 @@ class FineBench(msgspec.Struct, frozen=True):
 def run(bundle: Path, candidates: int = 300, seed: int = 0) -> FineBench:
     """Measure the fine model of a bundle on random candidates and the longest click sequence. One thread."""
     opened = Bundle.open(bundle)
-    before = torch.get_num_threads()
-    try:
-        return _measure(opened, fine.load(opened, threads=1), candidates, seed)
-    finally:
-        torch.set_num_threads(before)
+    return _measure(opened, fine.load(opened, threads=1), candidates, seed)
 
 
 def _measure(bundle: Bundle, model: fine.FineModel, candidates: int, seed: int) -> FineBench:

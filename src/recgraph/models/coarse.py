@@ -20,7 +20,6 @@ from recgraph.models.nn import (
     load_config,
     load_weights,
     save,
-    set_threads,
     tower,
 )
 from recgraph.models.passes import Affine, Floats, Standard, Tower, probability, silu
@@ -44,7 +43,8 @@ class CoarseNetwork(nn.Module):
     """Logits of R requests with N candidates each: a small network plus user tower times item tower.
 
     There are no ids in it. With ids, it learned which items had been popular in the training period, and ranked worse
-    than popularity afterwards (MovieTweetings: NDCG@20 0.146 with, 0.168 for live popularity).
+    than popularity afterwards (MovieTweetings: NDCG@20 0.146 with, 0.168 for live popularity). The sigmoid of a logit,
+    after `scale` and `offset`, is the probability of a click among what recall passes on.
     """
 
     scale: Tensor
@@ -76,10 +76,6 @@ class CoarseNetwork(nn.Module):
         network = self.out(self.rest(nn.functional.silu(hidden))).squeeze(-1)
         logits: Tensor = network + (self.item(item) * self.user(user)).sum(dim=-1)
         return logits
-
-    def probability(self, logits: Tensor) -> Tensor:
-        """Probability of a click among what recall passes on."""
-        return torch.sigmoid(self.scale * logits + self.offset)
 
 
 class CoarsePass:
@@ -135,8 +131,10 @@ def write(folder: Path, network: CoarseNetwork, config: CoarseConfig) -> None:
 
 
 def load(bundle: Bundle, *, threads: int) -> CoarseModel:
-    """The coarse model of a bundle. Raises BundleError when it is damaged or made for other features."""
-    set_threads(threads)
+    """The coarse model of a bundle. Raises BundleError when it is damaged or made for other features.
+
+    `threads` is recall's, whose FAISS heeds them: a pass in numpy takes those of its BLAS.
+    """
     return load_folder(bundle.stage_dir(STAGE), bundle.version)
 
 

@@ -28,7 +28,6 @@ from recgraph.models.nn import (
     load_config,
     load_weights,
     save,
-    set_threads,
     tower,
 )
 from recgraph.models.pairs import PAIR_FEATURES, PairTable
@@ -94,10 +93,6 @@ class FineNetwork(nn.Module):
         start = torch.cat([dense, query, self.creator(batch["creator"]), interest, interest * query], dim=-1)
         logits: Tensor = self.out(torch.cat([self.cross(start), self.tower(start)], dim=-1))
         return logits.squeeze(-1)
-
-    def probability(self, logits: Tensor) -> Tensor:
-        """Probability of a click."""
-        return torch.sigmoid(self.scale * logits + self.offset)
 
 
 class FinePass:
@@ -190,8 +185,10 @@ def write(folder: Path, network: FineNetwork, config: FineConfig, pairs: PairTab
 
 
 def load(bundle: Bundle, *, threads: int) -> FineModel:
-    """The fine model of a bundle. Raises BundleError when it is damaged or made for other features."""
-    set_threads(threads)
+    """The fine model of a bundle. Raises BundleError when it is damaged or made for other features.
+
+    `threads` is recall's, whose FAISS heeds them: a pass in numpy takes those of its BLAS.
+    """
     return load_folder(bundle.stage_dir(STAGE), bundle.item_ids, bundle.version)
 
 

@@ -189,13 +189,6 @@ def check_features(folder: Path, name: str, stored: Sequence[str], expected: Seq
         raise BundleError(f"{folder / CONFIG}: {name} is {list(stored)}, this version makes {list(expected)}")
 
 
-def set_threads(threads: int) -> None:
-    """Threads of one forward pass, for the whole process; a value of its own, whatever the CPU limit says."""
-    if threads < 1:
-        raise ValueError(f"threads is {threads}, at least 1 is needed")
-    torch.set_num_threads(threads)
-
-
 def finite(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The scores, checked: inputs are clipped and weights checked at loading, so a score that is not finite is a fault.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from recgraph.bundle import Bundle, IdMap
 from recgraph.models.base import StageModel, Tensors, text_list
@@ -88,6 +87,5 @@ class RecallModel:
 
 
 def load(bundle: Bundle, *, threads: int) -> StageModel:
-    """The recall model of a bundle; `threads` bounds torch and FAISS alike."""
-    torch.set_num_threads(threads)
+    """The recall model of a bundle; `threads` are FAISS's in one search."""
     return RecallModel.open(bundle.stage_dir("recall"), bundle.item_ids, bundle.version, threads)

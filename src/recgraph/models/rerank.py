@@ -20,7 +20,6 @@ from recgraph.models.nn import (
     load_config,
     load_weights,
     save,
-    set_threads,
     tower,
 )
 from recgraph.models.passes import Affine, Floats, Standard, Tower, probability
@@ -57,6 +56,7 @@ class RerankNetwork(nn.Module):
     """Logits of R lists with N candidates each: fine's logit and a correction that starts at nothing.
 
     `share` says how much of the correction counts; training sets it by what held-out lists gain from it, 0 for nothing.
+    `scale` and `offset` make the logit's sigmoid a probability.
     """
 
     scale: Tensor
@@ -82,10 +82,6 @@ class RerankNetwork(nn.Module):
         dense = self.dense(torch.cat([batch["item_dense"], user, batch["list_dense"]], dim=-1))
         logits: Tensor = batch["list_dense"][..., 0] + self.share * self.out(self.tower(dense)).squeeze(-1)
         return logits
-
-    def probability(self, logits: Tensor) -> Tensor:
-        """Probability of a click."""
-        return torch.sigmoid(self.scale * logits + self.offset)
 
 
 class RerankPass:
@@ -192,8 +188,10 @@ def write(folder: Path, network: RerankNetwork, config: RerankConfig) -> None:
 
 
 def load(bundle: Bundle, *, threads: int) -> RerankModel:
-    """The rerank model of a bundle. Raises BundleError when it is damaged or made for other features."""
-    set_threads(threads)
+    """The rerank model of a bundle. Raises BundleError when it is damaged or made for other features.
+
+    `threads` is recall's, whose FAISS heeds them: a pass in numpy takes those of its BLAS.
+    """
     vectors = np.asarray(np.load(bundle.stage_dir("recall") / "vectors.npy", mmap_mode="r"))
     return load_folder(bundle.stage_dir(STAGE), bundle.item_ids, vectors, bundle.version)
 

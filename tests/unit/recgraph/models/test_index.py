@@ -76,11 +76,30 @@ def test_equal_input_gives_equal_files(index, data, tmp_path: Path):
 
 def test_an_index_of_other_vectors_is_refused(index, data, tmp_path: Path):
     index.save(tmp_path)
-    with pytest.raises(BundleError, match=r"4000 x 16, but the item vectors are \(10, 16\)"):
+    parameters = (tmp_path / "index.json").read_bytes()
+    for found in (data[0][:10], np.ascontiguousarray(data[0][:, :8])):
+        with pytest.raises(BundleError, match=r"index\.json: made for vectors \(4000, 16\), but the bundle's are \("):
+            ItemIndex.load(tmp_path, found, threads=1)
+    if index.parameters.kind == "flat":
+        return
+    (tmp_path / "index.json").write_bytes(parameters.replace(b"4000", b"10"))
+    with pytest.raises(
+        BundleError, match=r"index\.faiss: made for vectors \(4000, 16\), but the bundle's are \(10, 16\)"
+    ):
         ItemIndex.load(tmp_path, data[0][:10], threads=1)
+    (tmp_path / "index.json").write_bytes(parameters)
     (tmp_path / "index.faiss").write_bytes(b"nonsense")
     with pytest.raises(BundleError, match="FAISS cannot read it"):
         ItemIndex.load(tmp_path, data[0], threads=1)
+
+
+def test_a_flat_index_is_the_vectors_alone(data, tmp_path: Path):
+    built = ItemIndex.build(data[0], data[1], kind="flat", k=K)
+    built.save(tmp_path)
+    (tmp_path / "index.faiss").write_bytes(b"nonsense")
+    loaded = ItemIndex.load(tmp_path, data[0], threads=1)
+    for found, expected in zip(loaded.search(data[2], K), built.search(data[2], K), strict=True):
+        assert np.array_equal(found, expected)
 
 
 def test_refined_scores_are_exact(data):

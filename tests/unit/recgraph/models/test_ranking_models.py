@@ -177,7 +177,8 @@ def by_torch(folder: Path, config: type[Any], network: type[Any], encoded: Tenso
     load_weights(folder, stored)
     batch = {name: torch.from_numpy(np.ascontiguousarray(value)).unsqueeze(0) for name, value in encoded.items()}
     with torch.inference_mode():
-        scores: npt.NDArray[np.float32] = stored.probability(stored(batch))[0].numpy()
+        logits = stored.scale * stored(batch)[0] + stored.offset
+        scores: npt.NDArray[np.float32] = torch.sigmoid(logits).numpy()
     return scores
 
 
