@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Final
 
@@ -52,9 +53,9 @@ _ANSWER_SCORE = Summary("recgraph_answer_score", "Mean score of a page without a
 _EMPTY = Counter("recgraph_empty_pages", "Pages without an item", _OF_ANSWER)
 _SHORT = Counter("recgraph_short_pages", "Pages that could not be filled", _OF_ANSWER)
 
-_FEATURES = Counter(
-    "recgraph_features", "Entities read, by state: ok, missing, stale", ("stage", "bundle", "view", "state")
-)
+_FEATURES = Counter("recgraph_features", "Entities read, by state: ok, missing, stale", (*_OF_STAGE, "view", "state"))
+# A reader is not told whom it reads for; its tasks have the context of their request.
+_arm: ContextVar[str] = ContextVar("arm", default=NONE)
 _ARMS_VERSION = Gauge("recgraph_arms_version", "Version of the arms that this entry goes by")
 _ARMS_AGE = Gauge("recgraph_arms_age_seconds", "Since the cache Redis last confirmed the arms")
 
@@ -103,7 +104,11 @@ class StageMetrics:
 
     @contextmanager
     def failures(self, envelope: Envelope) -> Iterator[None]:
-        """Counts what leaves the block as an exception that is nobody's but ours, and lets it pass."""
+        """Counts what leaves the block as an exception that is nobody's but ours, and lets it pass.
+
+        What is read inside counts under the request's arm.
+        """
+        token = _arm.set(arm_of_stage(envelope, self._stage))
         try:
             yield
         except ClientError:
@@ -111,6 +116,8 @@ class StageMetrics:
         except Exception:
             _ERRORS.labels(*self._labels(envelope), "internal").inc()
             raise
+        finally:
+            _arm.reset(token)
 
     def _labels(self, envelope: Envelope) -> tuple[str, str, str]:
         bundle = self._bundle or (envelope.bundle.version if envelope.bundle else "")
@@ -145,17 +152,19 @@ class CountingReader:
 
     def __init__(self, reader: FeatureReader, stage: str, bundle: str) -> None:
         self._reader = reader
-        self._labels = stage, bundle
+        self._stage = stage
+        self._bundle = bundle
 
     async def read(
         self, entity: Entity, views: Sequence[ViewSchema], ids: Sequence[str], *, now_s: float, timeout_s: float
     ) -> dict[str, ViewBlock]:
         """See FeatureReader."""
         blocks = await self._reader.read(entity, views, ids, now_s=now_s, timeout_s=timeout_s)
+        labels = self._stage, _arm.get(), self._bundle
         for role, block in blocks.items():
             missing, stale = int(np.count_nonzero(block.missing)), int(np.count_nonzero(block.stale))
             for state, count in (("ok", block.rows - missing - stale), ("missing", missing), ("stale", stale)):
-                _FEATURES.labels(*self._labels, role, state).inc(count)
+                _FEATURES.labels(*labels, role, state).inc(count)
         return blocks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,12 +111,17 @@ async def test_features_are_counted_by_state(bundle: str) -> None:
             missing, stale = np.array([True, False, False, False]), np.array([False, True, True, False])
             return {"item_stats": ViewBlock(4, {}, missing, stale, np.zeros(4, np.int64))}
 
-    blocks = await CountingReader(Reader(), "fine", bundle).read("item", [], ["a"] * 4, now_s=0.0, timeout_s=1.0)
+    reader = CountingReader(Reader(), "fine", bundle)
+    await reader.read("item", [], ["a"], now_s=0.0, timeout_s=1.0)
+    with StageMetrics("fine", bundle, whole_ms=100.0).failures(_envelope(arm=CANARY)):
+        (blocks,) = await asyncio.gather(reader.read("item", [], ["a"] * 4, now_s=0.0, timeout_s=1.0))
     assert list(blocks) == ["item_stats"]
+    labels = {"stage": "fine", "bundle": bundle, "view": "item_stats"}
     found = {
-        state: _value("recgraph_features_total", stage="fine", bundle=bundle, view="item_stats", state=state)
+        state: _value("recgraph_features_total", **labels, arm="canary", state=state)
         for state in ("ok", "missing", "stale")
     }
+    assert _value("recgraph_features_total", **labels, arm="none", state="stale") == 2
     assert found == {"ok": 1, "missing": 1, "stale": 2}
 
 
