@@ -91,6 +91,9 @@ async def test_entries_follow(url: str) -> None:
         await asyncio.to_thread(publish, url, _arms(1001, 50.0))
         await _until(lambda: watch().version == 1001)
         assert watch().layers["cascade"].weight == 50.0
+        # A rollback: the hook of the old revision puts its older arms in the place of the newer ones.
+        await asyncio.to_thread(publish, url, _arms(1000), replace=True)
+        await _until(lambda: watch() == _arms(1000))
 
 
 async def test_a_redis_that_has_lost_the_arms_is_given_them_again(url: str) -> None:
