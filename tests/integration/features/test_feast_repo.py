@@ -129,6 +129,12 @@ def repo(tmp_path_factory: pytest.TempPathFactory, online_redis: RedisProcess) -
         yield Repo(store, features, offline, online_redis.url)
 
 
+def test_the_tests_without_feast_use_the_same_views(repo: Repo) -> None:
+    path = Path(__file__).parents[2] / "features.json"
+    expected = msgspec.json.format(msgspec.json.encode(repo.features, order="sorted"), indent=1).decode() + "\n"
+    assert path.read_text(encoding="utf-8") == expected, f"{path} is a copy of what feast_repo/ defines"
+
+
 def test_the_registry_is_where_the_default_says(repo: Repo) -> None:
     assert (repo.offline.parent / "registry.db").is_file()
 

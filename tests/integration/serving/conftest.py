@@ -25,10 +25,9 @@ import yaml
 
 from recgraph.bundle import Bundle, BundleWriter, DataWindow, IdMap, Lineage
 from recgraph.cache import publish_pools
-from recgraph.features.assembly import WINDOWS
 from recgraph.features.codec import codec_of
 from recgraph.features.packed import blob_prefix
-from recgraph.features.schema import Entity, FeatureSet, Field, ViewSchema
+from recgraph.features.schema import FeatureSet
 from recgraph.models import coarse, fine, rerank
 from recgraph.models.index import ItemIndex
 from recgraph.models.item_to_item import build_item_to_item
@@ -38,6 +37,7 @@ from recgraph.redis_process import RedisProcess, start_redis
 
 T = TypeVar("T", bound=msgspec.Struct)
 ITEMS = [f"i{number}" for number in range(600)]
+FEATURES = msgspec.json.decode((Path(__file__).parents[2] / "features.json").read_bytes(), type=FeatureSet)
 CATEGORIES = ["news", "sport", "music", "films", "games"]
 NOW_S = 1_700_000_000
 SCENES = {
@@ -46,34 +46,6 @@ SCENES = {
         "other": {"page_size": 5, "pools": {"scene": "home_feed"}, "coarse_keep": 30},
     }
 }
-
-
-def _view(name: str, entity: Entity, fields: dict[str, str]) -> ViewSchema:
-    return ViewSchema(name, entity, 0, tuple(Field(key, kind) for key, kind in fields.items()))  # type: ignore[arg-type]
-
-
-def feature_set() -> FeatureSet:
-    """The views of feast_repo, written out, so that these tests need no Feast."""
-    stats = {f"{kind}_{window}": "float32" for window in WINDOWS for kind in ("impressions", "clicks")}
-    ratings = ("rating_sum_30d", "rating_count_30d", "rating_sum_all", "rating_count_all")
-    stats |= dict.fromkeys((*ratings, "impressions_all", "clicks_all"), "float32")
-    stats |= dict.fromkeys(("first_event_time", "last_event_time", "last_click_time"), "int64")
-    counts = "clicks_all impressions_all clicks_7d clicks_30d impressions_7d impressions_30d active_days"
-    user = dict.fromkeys((*counts.split(), "rating_sum_all", "rating_count_all", "rating_sq_sum_all"), "float32")
-    user |= {"first_event_time": "int64", "last_event_time": "int64"}
-    user |= {"top_categories": "text_list", "category_clicks": "float32_list"}
-    profile = {"title": "text", "category": "text", "categories": "text_list", "creator": "text"}
-    views = (
-        _view("item_profile_v1", "item", profile | {"publish_time": "int64", "available": "int64"}),
-        _view("item_stats_v1", "item", stats),
-        _view("user_profile_v1", "user", user),
-        _view("user_clicks_v1", "user", {"item_ids": "text_list", "times": "int64_list", "categories": "text_list"}),
-        _view("user_seen_v1", "user", {"item_ids": "text_list"}),
-    )
-    ranking = ("user_profile_v1", "user_clicks_v1", "item_profile_v1", "item_stats_v1")
-    recall = ("user_profile_v1", "user_clicks_v1", "user_seen_v1", "item_profile_v1")
-    services = {"recall": recall, "coarse": ranking, "fine": ranking, "rerank": ranking}
-    return FeatureSet("recgraph", views, services)
 
 
 def envelope(items: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -102,7 +74,7 @@ def write_bundle(root: Path) -> Path:
         fresh.sort(key=lambda row: -row[1])
         lineage = Lineage("0" * 40, "1", {}, DataWindow(0, 1, 2), 7, {})
         pools = {"home_feed": {"hot": hot, "fresh": fresh}}
-        return writer.commit(features=feature_set(), pools=pools, metrics={}, lineage=lineage, version="v-test")
+        return writer.commit(features=FEATURES, pools=pools, metrics={}, lineage=lineage, version="v-test")
 
 
 def _config(kind: type[T], **sizes: int) -> T:
@@ -139,13 +111,12 @@ def _write_fine(folder: Path, count: int) -> None:
 def write_features(url: str) -> None:
     """Features of all items and of user u1, who has clicked and seen i0..i9; i30..i39 are not available."""
     blobs: dict[bytes, bytes] = {}
-    features = feature_set()
-    views = {view.role: view for view in features.views}
+    views = {view.role: view for view in FEATURES.views}
 
     def put(role: str, entity: str, values: dict[str, Any]) -> None:
         view = views[role]
         row = [values.get(each.name, _default(each.dtype)) for each in view.fields]
-        key = blob_prefix(features.project, view.name) + entity.encode()
+        key = blob_prefix(FEATURES.project, view.name) + entity.encode()
         blobs[key] = codec_of(view).encode(row, NOW_S * 1_000_000)
 
     for number, item in enumerate(ITEMS):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,41 +16,16 @@ from recgraph.bundle.store import Pools
 from recgraph.cache import NoCache
 from recgraph.contract import Envelope, User
 from recgraph.errors import StageFailure
-from recgraph.features.assembly import WINDOWS
 from recgraph.features.codec import codec_of
 from recgraph.features.reader import ViewBlock
-from recgraph.features.schema import Entity, FeatureSet, Field, ViewSchema
+from recgraph.features.schema import Entity, FeatureSet, ViewSchema
 from recgraph.pools import CachedPools
 from recgraph.scenes import Scene, Scenes
 from recgraph.settings import Budgets
 from recgraph.stages import STAGES, SetClock, Stage, StageDeps, Tensors
 
 NOW_S = 1_700_000_000.0
-
-
-def _view(name: str, entity: Entity, fields: dict[str, str]) -> ViewSchema:
-    return ViewSchema(name, entity, 0, tuple(Field(key, kind) for key, kind in fields.items()))  # type: ignore[arg-type]
-
-
-def _features() -> FeatureSet:
-    stats = {f"{kind}_{window}": "float32" for window in WINDOWS for kind in ("impressions", "clicks")}
-    ratings = ("rating_sum_30d", "rating_count_30d", "rating_sum_all", "rating_count_all")
-    stats |= dict.fromkeys((*ratings, "impressions_all", "clicks_all"), "float32")
-    stats |= dict.fromkeys(("first_event_time", "last_event_time", "last_click_time"), "int64")
-    counts = "clicks_all impressions_all clicks_7d clicks_30d impressions_7d impressions_30d active_days"
-    user = dict.fromkeys((*counts.split(), "rating_sum_all", "rating_count_all", "rating_sq_sum_all"), "float32")
-    user |= {"first_event_time": "int64", "last_event_time": "int64"}
-    user |= {"top_categories": "text_list", "category_clicks": "float32_list"}
-    profile = {"title": "text", "category": "text", "categories": "text_list", "creator": "text"}
-    views = (
-        _view("item_profile_v1", "item", profile | {"publish_time": "int64", "available": "int64"}),
-        _view("item_stats_v1", "item", stats),
-        _view("user_profile_v1", "user", user),
-        _view("user_clicks_v1", "user", {"item_ids": "text_list", "times": "int64_list", "categories": "text_list"}),
-        _view("user_seen_v1", "user", {"item_ids": "text_list"}),
-    )
-    names = tuple(view.name for view in views)
-    return FeatureSet("t", views, dict.fromkeys(("recall", "coarse", "fine", "rerank"), names))
+FEATURES = msgspec.json.decode((Path(__file__).parents[3] / "features.json").read_bytes(), type=FeatureSet)
 
 
 def _default(dtype: str) -> Any:
@@ -91,7 +68,9 @@ class Memory(NoCache):
         values = self.rows.get((view.role, entity))
         if values is None:
             return None
-        return codec_of(view).encode([values.get(each.name, _default(each.dtype)) for each in view.fields], 1)
+        return codec_of(view).encode(
+            [values.get(each.name, _default(each.dtype)) for each in view.fields], int(NOW_S) * 1_000_000
+        )
 
 
 @dataclass
@@ -100,7 +79,7 @@ class TestBundle:
 
     __test__ = False
     version: str = "v1"
-    features: FeatureSet = field(default_factory=_features)
+    features: FeatureSet = FEATURES
     pools: Pools = field(default_factory=dict)
 
 

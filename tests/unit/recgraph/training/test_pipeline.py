@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from recgraph.data import sources, synthetic
 from recgraph.data.log import HOUR_US, EventLog
 from recgraph.data.world import ITEMS, USERS, Counts, Meta, World
 from recgraph.errors import BundleError, DataError
-from recgraph.features.schema import FeatureSet, Field, ViewSchema
+from recgraph.features.schema import FeatureSet
 from recgraph.models import coarse, fine, recall, rerank
 from recgraph.scenes import Quotas, Scene
 from recgraph.stages.warmup import recorded
@@ -42,30 +43,9 @@ CONFIG = TrainingConfig(
     ranking=RankingConfig(requests=40, coarse_fit=ONE, fine_fit=ONE, rerank_fit=ONE),
     evaluation=EvaluationConfig(sample=10),
 )
+FEATURES = Path(__file__).parents[3] / "features.json"
+DEFINITIONS = Definitions(msgspec.json.decode(FEATURES.read_bytes(), type=FeatureSet), "registry-1")
 SCENES = {"home_feed": Scene(recall=Quotas(ann=60, i2i=40, hot=30, fresh=20), coarse_keep=50), "other": Scene()}
-
-
-def definitions(folder: Path) -> Definitions:
-    """Views as Feast would describe the sources, without the seconds that importing it takes."""
-    import pyarrow.parquet as pq
-
-    kinds = {"float": "float32", "int64": "int64", "string": "text", "list<element: string>": "text_list"}
-    kinds |= {"list<element: float>": "float32_list", "list<element: int64>": "int64_list"}
-    views = []
-    for role in sources.VIEWS:
-        schema = pq.read_schema(folder / f"{role}.parquet")
-        entity = "user" if role.startswith("user") else "item"
-        fields = [Field(f.name, kinds[str(f.type)]) for f in schema if str(f.type) in kinds]
-        fields = [one for one in fields if one.name != f"{entity}_id"]
-        views.append(ViewSchema(f"{role}_v1", entity, 0, tuple(fields)))
-    user = ("user_profile_v1", "user_clicks_v1")
-    services = {
-        "recall": (*user, "user_seen_v1", "item_profile_v1"),
-        "coarse": (*user, "item_stats_v1"),
-        "fine": (*user, "item_profile_v1", "item_stats_v1"),
-        "rerank": (*user, "item_profile_v1", "item_stats_v1"),
-    }
-    return Definitions(FeatureSet("p", tuple(views), services), "registry-1")
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +53,7 @@ def job(tmp_path_factory) -> TrainingJob:
     folder = tmp_path_factory.mktemp("pipeline")
     world = synthetic.make_world(synthetic.parameters(1000, 100, 12_000, days=20, seed=7))
     sources.write_sources(world, folder / "offline", sources.span_of(world, 6 * HOUR_US))
-    return TrainingJob(
-        world, folder / "offline", folder / "bundles", definitions(folder / "offline"), SCENES, seed=3, config=CONFIG
-    )
+    return TrainingJob(world, folder / "offline", folder / "bundles", DEFINITIONS, SCENES, seed=3, config=CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +131,7 @@ def rated(users: int, items: int, ratings: list[int], every_us: int = HOUR_US) -
 def job_of(world: World, folder: Path) -> TrainingJob:
     """A training job over a world of few events."""
     sources.write_sources(world, folder / "offline", sources.span_of(world, 6 * HOUR_US))
-    return TrainingJob(
-        world, folder / "offline", folder / "bundles", definitions(folder / "offline"), SCENES, config=CONFIG
-    )
+    return TrainingJob(world, folder / "offline", folder / "bundles", DEFINITIONS, SCENES, config=CONFIG)
 
 
 @pytest.mark.parametrize(
