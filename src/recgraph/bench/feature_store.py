@@ -43,7 +43,7 @@ def filled_store(repo: Path, items: Sequence[str], users: Sequence[str], seed: i
     definitions = _definitions(repo)
     now = datetime.now(UTC)
     with TemporaryDirectory(prefix="recgraph-bench-") as folder, start_redis(Path(folder), persist=False) as redis:
-        store = FeatureStore(config=_config(Path(folder), redis.url))
+        store = FeatureStore(config=feast_config(Path(folder), redis.url, "recgraph"))
         store.apply(definitions)
         features = feature_set(store)
         rng, online = np.random.default_rng(seed), PackedRedisOnlineStore()
@@ -61,15 +61,17 @@ def _definitions(repo: Path) -> list[Any]:
     return [value for value in found if isinstance(value, Entity | FeatureView | FeatureService)]
 
 
-def _config(folder: Path, redis_url: str) -> RepoConfig:
+def feast_config(folder: Path, redis_url: str, project: str, **online: Any) -> RepoConfig:
+    """The configuration of feast_repo/, with the registry in `folder`; `online` are settings of the online store."""
     return RepoConfig(
-        project="recgraph",
+        project=project,
         provider="local",
-        registry={"registry_type": "sql", "path": f"sqlite:///{folder}/registry.db", "cache_ttl_seconds": 3600},
+        registry={"registry_type": "sql", "path": f"sqlite:///{folder}/{project}.db", "cache_ttl_seconds": 3600},
         offline_store={"type": "duckdb"},
         online_store={
             "type": "recgraph.features.online_store.PackedRedisOnlineStore",
             "connection_string": redis_url,
+            **online,
         },
         entity_key_serialization_version=3,
         repo_path=folder,

@@ -121,5 +121,8 @@ def _microseconds(table: pa.Table, name: str, path: Path) -> Ints:
     column = table[name]
     if column.null_count or not pa.types.is_timestamp(column.type):
         raise DataError(f"{path}: {name} must be a timestamp in every row, is {column.type}, {column.null_count} null")
-    microseconds: Ints = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
+    try:
+        microseconds: Ints = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: {name} is not in whole microseconds: {error}") from error
     return microseconds

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from feast import Entity, FeatureStore, FeatureView, Field, FileSource, RepoConfig, ValueType
+    from feast import Entity, FeatureStore, FeatureView, Field, FileSource, ValueType
     from feast.types import Array, Float32, Float64, Int64, String
 
+    from recgraph.bench.feature_store import feast_config
     from recgraph.features.online_store import PackedRedisOnlineStore
 
 MIXED = {
@@ -35,23 +35,6 @@ def feature_view(name: str, fields: dict[str, object]) -> FeatureView:
     schema = [Field(name="item_id", dtype=String), *(Field(name=key, dtype=dtype) for key, dtype in fields.items())]
     source = FileSource(name=f"{name}_source", path=f"/nowhere/{name}.parquet", timestamp_field="event_timestamp")
     return FeatureView(name=name, entities=[ITEM], ttl=timedelta(days=10), schema=schema, source=source)
-
-
-def feast_config(folder: Path, redis_url: str, project: str, **online: object) -> RepoConfig:
-    """The configuration of feast_repo/, with the registry in `folder`."""
-    return RepoConfig(
-        project=project,
-        provider="local",
-        registry={"registry_type": "sql", "path": f"sqlite:///{folder}/{project}.db", "cache_ttl_seconds": 60},
-        offline_store={"type": "duckdb"},
-        online_store={
-            "type": "recgraph.features.online_store.PackedRedisOnlineStore",
-            "connection_string": redis_url,
-            **online,
-        },
-        entity_key_serialization_version=3,
-        repo_path=folder,
-    )
 
 
 @pytest.fixture(scope="session")

@@ -151,3 +151,17 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "item_stats.parquet")
     with pytest.raises(DataError, match="column number is string, not int64"):
         reader.read_at([VIEW], ["a"], np.array([0]))
+
+
+def test_times_finer_than_a_microsecond_are_refused_and_others_of_nanoseconds_read(tmp_path: Path) -> None:
+    write(tmp_path, [row("a", 10, 10, 1)])
+    path, fine = tmp_path / "item_stats.parquet", pa.timestamp("ns", "UTC")
+    table = pq.read_table(path)
+    for nanos, message in ((10_000_000_000, ""), (10_000_000_001, "created is not in whole microseconds")):
+        column = pa.array([nanos]).cast(fine)
+        pq.write_table(table.set_column(table.schema.get_field_index("created"), "created", column), path)
+        if message:
+            with pytest.raises(DataError, match=message):
+                numbers(PointInTimeReader(tmp_path), "a", [10])
+        else:
+            assert numbers(PointInTimeReader(tmp_path), "a", [9, 10]) == [None, 1]

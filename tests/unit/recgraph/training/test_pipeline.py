@@ -102,6 +102,25 @@ def test_the_same_job_makes_the_same_files(bundle: Bundle, job: TrainingJob, tmp
     assert again.version == bundle.version
 
 
+def test_nothing_that_is_trained_knows_what_comes_after_the_split(bundle: Bundle, job: TrainingJob, tmp_path: Path):
+    log = job.world.log
+    later = log.time_us >= time_split(log, 0.9).split
+    events = replace(
+        log,
+        user_row=np.where(later, (log.user_row * 3 + 1) % log.users, log.user_row).astype(np.int32),
+        item_row=np.where(later, (log.item_row * 7 + 1) % log.items, log.item_row).astype(np.int32),
+        clicked=np.where(later, ~log.clicked, log.clicked),
+    )
+    world = replace(job.world, log=events)
+    sources.write_sources(world, tmp_path / "offline", sources.span_of(world, 6 * HOUR_US))
+    other_job = replace(job, world=world, offline=tmp_path / "offline", bundles=tmp_path / "bundles")
+    other = Bundle.open(asyncio.run(train_bundle(other_job))).manifest
+    differing = {name for name, entry in other.files.items() if bundle.manifest.files.get(name) != entry}
+    # What serving starts with is of the end of the events.
+    assert differing == {"pools.json", *(f"warmup/{stage}.json" for stage in STAGES)}
+    assert other.metrics["ndcg20"] != bundle.manifest.metrics["ndcg20"]
+
+
 def test_a_scene_that_is_not_configured_is_refused(job: TrainingJob):
     with pytest.raises(DataError, match="scene 'home_feed' is not configured, known are: other"):
         asyncio.run(train_bundle(replace(job, scenes={"other": Scene()})))
