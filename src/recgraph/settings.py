@@ -91,9 +91,9 @@ class Settings(BaseSettings):
     project: str = "recgraph"
     """Feast's project, part of the keys."""
     torch_threads: int = Field(default=1, ge=1)
-    """Threads of one prediction; a value of its own, since a CPU limit tells nothing. FAISS heeds it. The networks, which
-    torch trained, compute in numpy, whose BLAS takes OMP_NUM_THREADS: set both alike, as the chart and the local graph
-    do."""
+    """Threads of one prediction; a value of its own, since a CPU limit tells nothing. FAISS heeds it. The networks,
+    trained by torch, compute in numpy, whose BLAS takes OMP_NUM_THREADS: set both alike, as the chart and the local
+    graph do."""
     executor_workers: int = Field(default=2, ge=1)
     """Threads of a predictor's one executor, in which its model runs (transformers have none, docs/adr/0008)."""
     max_in_flight: int = Field(default=64, ge=1)
