@@ -329,7 +329,10 @@ def pool_server_with_a_pause() -> Iterator[tuple[int, Event, Event]]:
 
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
         threads.submit(answer, server)
-        yield server.getsockname()[1], head_sent, go_on
+        try:
+            yield server.getsockname()[1], head_sent, go_on
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # where there is no Envoy, nobody ever connects
 
 
 def test_slow_pool_server_in_its_time(graph: Upstream, tmp_path: Path) -> None:
