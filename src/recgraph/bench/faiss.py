@@ -18,7 +18,7 @@ from recgraph.models.index import TARGET_RECALL, ItemIndex, Kind, exact, recall
 Floats = npt.NDArray[np.float32]
 Vectors = Callable[[np.random.Generator, int, int, int], tuple[Floats, Floats]]
 
-_TUNED_ON = 100
+_TUNED_ON = 300  # as many as training tunes on
 _TIMED = 200
 _BLOCK = 1 << 18
 
