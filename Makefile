@@ -57,9 +57,9 @@ format: setup ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 
 bench: setup demo ## The figures of the hot path
-	$(RECGRAPH) bench features --bundle $(HOME_DIR)/demo/bundles
-	$(RECGRAPH) bench fine --bundle $(HOME_DIR)/demo/bundles
-	$(RECGRAPH) bench faiss
+	OMP_NUM_THREADS=1 $(RECGRAPH) bench features --bundle $(HOME_DIR)/demo/bundles
+	OMP_NUM_THREADS=1 $(RECGRAPH) bench fine --bundle $(HOME_DIR)/demo/bundles
+	OMP_NUM_THREADS=1 $(RECGRAPH) bench faiss
 
 lock: ## Resolve all dependencies anew into constraints.txt
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

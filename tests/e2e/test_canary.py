@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from e2e_release import CHART, RECGRAPH, Release, Reply
+from e2e_release import CHART, RECGRAPH, Release, Reply, run
 
 from recgraph.release import arms as arms_of
 
@@ -163,6 +163,14 @@ def test_start_5_and_50_under_traffic(release: Release, second: str) -> None:
     assert canary["requests"] >= 5
     assert canary["p50"] <= canary["p99"]
     assert _recgraph(release, "status", "--min-samples", "1000000", codes=(2,)).endswith("too few requests\n")
+
+
+def test_helm_rollback_brings_back_the_weight_before(release: Release, second: str) -> None:
+    run("helm", "rollback", release.name, "-n", release.namespace, "--wait", "--timeout", "5m")
+    time.sleep(IN_FORCE_S)
+    assert _in_force(release).layers["cascade"].weight == 5.0
+    _share_fits(_assigned(release), 5.0)
+    _recgraph(release, "set", "50")
 
 
 def test_abort_under_traffic(release: Release, second: str) -> None:
