@@ -164,7 +164,8 @@ class RerankStage(Stage):
     def _done(self, run: Run, shown: Ranked, rows: list[int], ranked: Ranked, score: Floats) -> Outcome:
         """The page of the given rows; what else could have been on it is below the page."""
         page = shown.rows(rows)
-        hidden = {item for reason in ("unavailable", "excluded") for item in ranked.removed.get(reason, ())}
+        # Of an item that came twice, one place is left.
+        hidden = {item for reason, items in ranked.removed.items() if reason != "duplicate" for item in items}
         hidden.update(page.items)
         return Outcome(
             items=page.items,
