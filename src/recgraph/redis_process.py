@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from recgraph.errors import DataError
+from recgraph.ports import free_ports
 
 Policy = Literal["noeviction", "allkeys-lru"]
 
@@ -120,17 +121,9 @@ def stop_pid(pid: int, timeout_s: float = 5.0) -> None:
         return
 
 
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _checked_port(port: int) -> int:
     if port == 0:
-        return free_port()
+        return free_ports(1)[0]
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -29,7 +29,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recgraph.redis_process import free_port
+from recgraph.ports import free_ports
 
 from .upstream import ALWAYS, Behaviour, Upstream
 
@@ -127,7 +127,7 @@ def running(
 ) -> Iterator[Gateway]:
     """Envoy with the chart's configuration for these values; `replace` breaks it: each text once, by another."""
     envoy = program("RECGRAPH_ENVOY", "envoy")
-    gateway = Gateway(free_port(), free_port(), free_port(), folder / "access.log")
+    gateway = Gateway(*free_ports(3), folder / "access.log")
     ports = {"http": gateway.port, "admin": gateway.admin_port, "metrics": gateway.metrics_port}
     config = folder / "envoy.yaml"
     configmap = helm_template(
@@ -656,7 +656,7 @@ def test_rate_limit_counts_a_request_once(graph: Upstream, pools: Upstream, tmp_
 def test_real_pool_server_behind_the_real_gateway(graph: Upstream, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "pools.json").write_text(json.dumps({"für dich": {"hot": [["ü1", 1.0]], "fresh": []}}))
     (tmp_path / "scenes.yaml").write_text("scenes: {für dich: {}, home_feed: {}}")
-    port = free_port()
+    port = free_ports(1)[0]
     environment = {
         **os.environ,
         "RECGRAPH_CACHES_REDIS": redis_url,

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from recgraph.ports import free_ports
+
 from .conftest import Run, spec_of
 from .upstream import ALWAYS, Behaviour, Upstream
 
@@ -30,13 +32,6 @@ def switch(*steps: dict[str, Any]) -> Any:
 
 def ensemble(*steps: dict[str, Any]) -> Any:
     return spec_of({"root": {"routerType": "Ensemble", "steps": list(steps)}})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # -- the server ------------------------------------------------------------------------------------------------------
@@ -215,7 +210,7 @@ def test_a_transport_error_is_a_500_soft_or_hard(
 
 
 def test_a_refused_connection_is_a_500(run: Run) -> None:
-    url = f"http://127.0.0.1:{free_port()}/a&b"
+    url = f"http://127.0.0.1:{free_ports(1)[0]}/a&b"
     with run(sequence({"serviceUrl": url})) as client:
         answer = client.send()
     host = url.split("/")[2]
@@ -545,7 +540,7 @@ def test_ensemble_refuses_a_member_that_cannot_be_read(run: Run, upstream: Upstr
 
 def test_a_member_that_fails_answers_for_the_ensemble_before_a_slow_one(run: Run, upstream: Upstream) -> None:
     slow = {"serviceUrl": upstream.url("slow", Behaviour(delay_s=5))}
-    with run(ensemble(slow, {"serviceUrl": f"http://127.0.0.1:{free_port()}/"})) as client:
+    with run(ensemble(slow, {"serviceUrl": f"http://127.0.0.1:{free_ports(1)[0]}/"})) as client:
         started = time.monotonic()
         answer = client.send()
         assert time.monotonic() - started < 4

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from recgraph.bundle.manifest import STAGES
 from recgraph.local.supervise import ProcessPlan
+from recgraph.ports import free_ports
 
 HOST: Final = "127.0.0.1"
 ENTRY: Final = "entry"
@@ -47,15 +46,6 @@ class Cluster:
             # All start at once: a transformer had better wait for its predictor than begin with fallbacks.
             "RECGRAPH_WARMUP_WAIT_S": "120",
         }
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct free ports of 127.0.0.1, all held until the last is found."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def plans(cluster: Cluster) -> list[ProcessPlan]:

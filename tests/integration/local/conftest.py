@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from recgraph.local.plan import free_ports
+from recgraph.ports import free_ports
 
 RECGRAPH = Path(sys.executable).with_name("recgraph")
 # Enough for every step to be real, and no more.

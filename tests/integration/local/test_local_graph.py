@@ -13,7 +13,7 @@ import psutil
 import pytest
 import redis
 
-from recgraph.local.plan import free_ports
+from recgraph.ports import free_ports
 
 from .conftest import RECGRAPH, Workspace, run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from recgraph.models.index import ItemIndex
 from recgraph.models.item_to_item import build_item_to_item
 from recgraph.models.pairs import PairTable
 from recgraph.models.towers import ItemContent, Towers, TowerSizes
+from recgraph.ports import free_ports
 from recgraph.redis_process import RedisProcess, start_redis
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -229,7 +229,7 @@ class World:
 
     def start(self, module: str, name: str, *flags: str, **settings: str) -> Process:
         """Starts `python -m module`; the settings are environment variables without their prefix."""
-        port, grpc_port = _free_ports(2)
+        port, grpc_port = free_ports(2)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -253,17 +253,6 @@ class World:
     def transformer(self, stage: str, predictor: str, **settings: str) -> Process:
         """A transformer in front of a predictor's `host:port`."""
         return self.start(f"recgraph_transformers.{stage}", stage, "--predictor_host", predictor, **settings)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ from recgraph.errors import DataError, StageFailure
 from recgraph.features.packed import PackedReader
 from recgraph.features.redis_client import OnlineStoreClient, feast_connection, redis_url
 from recgraph.features.schema import Field, ViewSchema
-from recgraph.redis_process import free_port, start_redis
+from recgraph.ports import free_ports
+from recgraph.redis_process import start_redis
 
 VIEW = ViewSchema("item_stats_v1", "item", 60, (Field("clicks", "float32"),))
 
@@ -116,7 +117,7 @@ async def test_a_refusal_is_a_failure_with_its_words(redis_url: str) -> None:
 
 
 async def test_a_restarted_server_is_found_again(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     store = OnlineStoreClient(f"redis://127.0.0.1:{port}")
     for _ in range(2):
         with start_redis(tmp_path, port=port):

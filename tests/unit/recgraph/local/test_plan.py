@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recgraph.graph.spec import load_graph
-from recgraph.local.plan import Cluster, free_ports, plans
+from recgraph.local.plan import Cluster, plans
 from recgraph.local.router import parse_services
 
 CASCADE = Path(__file__).parents[4] / "inferencegraph" / "cascade.yaml"
@@ -54,7 +54,3 @@ def test_the_settings_reach_the_stages() -> None:
     assert environment["RECGRAPH_FEATURES_REDIS"] == "redis://h:1/0"
     assert environment["RECGRAPH_CACHES_REDIS"] == "redis://h:2/0"
     assert float(environment["RECGRAPH_CLOCK_OFFSET_S"]) == -5.25
-
-
-def test_ports_are_distinct() -> None:
-    assert len(set(free_ports(50))) == 50

@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from recgraph.errors import DataError
-from recgraph.local.plan import free_ports
 from recgraph.local.router import parse_services
 from recgraph.local.supervise import ProcessPlan, start, stop, wait_ready
+from recgraph.ports import free_ports
 
 GRAPH = {
     "apiVersion": "serving.kserve.io/v1alpha1",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from recgraph.local import runner
-from recgraph.local.plan import free_ports
 from recgraph.local.state import ProcessRecord, State, load_state, save_state
 from recgraph.local.supervise import LocalError, ProcessPlan, start
+from recgraph.ports import free_ports
 
 SERVER = """
 import http.server, sys

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from recgraph.errors import DataError
-from recgraph.local.plan import free_ports
 from recgraph.local.state import ProcessRecord, State, forget_state, load_state, save_state
 from recgraph.local.supervise import LocalError, ProcessPlan, check_alive, memory_bytes, start, stop, wait_ready
+from recgraph.ports import free_ports
 
 SERVER = """
 import http.server, os, signal, sys, time
